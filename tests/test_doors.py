@@ -60,6 +60,7 @@ LANGCHAIN = {
         "chains/",
         "families/backbone.py",
         "index/vectorstore.py",
+        "index/documents.py",
         "pool/making.py",
         "pool/batching.py",
     ),
@@ -316,7 +317,7 @@ KNOWN = {
     ("langchain_rcr/pool/making.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes
     *(("langchain_rcr/__init__.py", name) for name in ENGINES),
     ("langchain_rcr/pool/store.py", "MemoryIndex"),  # the default engine
-    ("langchain_rcr/index/vectorstore.py", "embeddings"),  # an attribute of LangChain's vector stores
+    ("langchain_rcr/index/documents.py", "embeddings"),  # an attribute of LangChain's vector stores
     ("langchain_rcr/families/bert.py", "bert"),  # an architecture, as a config.json of Hugging Face's names it
     # The rivals that learn have a name each, which the registry gives to everybody else:
     *(

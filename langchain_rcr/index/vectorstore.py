@@ -8,27 +8,17 @@ ranked again with E_c itself, which is kept beside E_z in the documents' metadat
 
 from __future__ import annotations
 
-import base64
 import dataclasses
-import inspect
-import json
 import threading
-import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
-from contextlib import asynccontextmanager, nullcontext
-from dataclasses import dataclass
-from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from contextlib import asynccontextmanager
+from typing import Any
 
 import numpy as np
-from langchain_core.documents import Document
-from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
-from numpy.typing import NDArray
 
-from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import FloatArray, IntArray, longest
-from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError, RCRError
+from langchain_rcr.errors import CheckpointError, EngineError, InputError
 from langchain_rcr.index.base import (
     Hits,
     InThisThread,
@@ -40,25 +30,12 @@ from langchain_rcr.index.base import (
     check_vectors,
     replaced,
 )
+from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
-from langchain_rcr.index.store_filters import DIALECTS, store_filter
-
-T = TypeVar("T")
-
-_EMBEDDINGS = ("embedding", "embeddings", "embedding_function", "embedding_service")
-"""What LangChain's integrations call the parameter that takes the embeddings."""
-
-_NAMESPACE = uuid.UUID("6f0e3bb0-5d0c-4f6e-8d0e-7a3f6a1d7c52")
-"""Of documents' ids: some stores take nothing but UUIDs."""
-
-_HEADERS = ("", None)
-"""The ids, in turn, of the document that says what the others are; no example has them, as an id is never empty."""
-
-_AT_ONCE = 256
-"""Documents written or looked up by one call of the store."""
+from langchain_rcr.index.store_filters import store_filter
 
 _OF_LENGTHS = ("dim", "shape")
 """In what stores say of vectors of another length."""
@@ -70,66 +47,6 @@ _REBUILD = (
 
 _ROUNDING = 4e-6
 """How far off a store's own ranking may be, relative to the bound: float32, squared distances included."""
-
-
-class PoolEmbeddings(Embeddings):
-    """The embeddings that a store of a pool is made with: they hand it the vectors of the examples that it is given.
-
-    Args:
-        dim: D of the encoder (`TriEncoder.dim`).
-    """
-
-    def __init__(self, dim: int) -> None:
-        self.size = dim + 1
-        """How long the stored vectors are, for stores that have to be told."""
-        self.vectors: dict[str, list[float]] = {}
-        """Of the texts that are being added."""
-
-    def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """The vectors of documents on their way into the store; a unit vector for any other text, such as a probe."""
-        return [self.vectors.get(text) or self.embed_query(text) for text in texts]
-
-    def embed_query(self, text: str) -> list[float]:
-        """A unit vector: pools are asked by vectors, never by texts."""
-        return [0.0] * (self.size - 1) + [1.0]
-
-
-@dataclass(frozen=True, slots=True)
-class _Header:
-    """What the pool is.
-
-    Args:
-        fingerprint: of the encoder.
-        dim: D.
-        count: examples.
-        next: the next key.
-        longest: no E_c was ever longer.
-        bound: no E_c may be longer; 0 before the first.
-        turn: the larger, the newer, where a writer was stopped between writing one and removing the last.
-    """
-
-    fingerprint: str
-    dim: int
-    count: int = 0
-    next: int = 0
-    longest: float = 0.0
-    bound: float = 0.0
-    turn: int = 0
-
-
-class _Found(NamedTuple):
-    """An example as it came out of the store."""
-
-    key: int
-    row: Row
-    candidate: FloatArray
-    context: FloatArray
-
-    @classmethod
-    def of(cls, document: Document) -> _Found:
-        row, metadata = _loaded(document), document.metadata
-        both = np.frombuffer(base64.b64decode(metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
-        return cls(int(metadata["rcr_key"]), Row(row["id"], row["example"], row["program"]), both[0], both[1])
 
 
 class VectorStoreIndex(InThisThread):
@@ -144,8 +61,7 @@ class VectorStoreIndex(InThisThread):
 
     Args:
         store: the class of the store or any function that makes one and has a parameter for the embeddings
-            (`QdrantVectorStore.construct_instance`, `PGVectorStore.create_sync`, a lambda); or a store that was made
-            with `PoolEmbeddings`.
+            (`QdrantVectorStore.construct_instance`, `PGVectorStore.create_sync`, a lambda).
         pool: a name that goes into the documents' ids: it tells pools in one table apart (`PGVector`'s collections).
         longest: the length that no E_c will exceed. None: twice that of the longest of the examples added first.
             Longer ones are refused. Far too large a bound costs precision in the store.
@@ -159,8 +75,7 @@ class VectorStoreIndex(InThisThread):
         **options: passed on to the class or function.
 
     Raises:
-        InputError: a function without a parameter for the embeddings, a store with other embeddings, or a number that
-            is not positive.
+        InputError: a function without a parameter for the embeddings, or a number that is not positive.
 
     Every method raises EngineError, with the store's name, where the store fails or lacks a method. Pickled and copied
     with the store, if that can be.
@@ -168,7 +83,7 @@ class VectorStoreIndex(InThisThread):
 
     def __init__(
         self,
-        store: VectorStore | Callable[..., VectorStore],
+        store: Callable[..., VectorStore],
         *,
         pool: str = "pool",
         longest: float | None = None,
@@ -181,46 +96,34 @@ class VectorStoreIndex(InThisThread):
         for name, value in (("longest", longest), ("scan_limit", scan_limit), ("partition", partition)):
             if value is not None and not value > 0:
                 raise InputError(f"{name} must be a positive number, not {value!r}")
-        self._pool, self._longest, self._translate = pool, longest, filter_translator
+        self._longest, self._translate = longest, filter_translator
         self._scan_limit, self._partition = scan_limit, partition
-        self._parallel = parallel
-        self._new_locks()
-        self._embeddings = PoolEmbeddings(0)
-        self._store: VectorStore | None = None
-        if isinstance(store, VectorStore):
-            if not isinstance(store.embeddings, PoolEmbeddings) or options:
-                msg = f"a {type(store).__name__} must be made with PoolEmbeddings(encoder.dim), or given as a class"
-                raise InputError(msg)
-            self._store, self._embeddings, self.name = store, store.embeddings, type(store).__name__
-        else:
-            parameter = _parameter(store)
-            self._make = partial(store, **{parameter: self._embeddings}, **options)
-            self.name = "the vector store"
+        own = filter_translator is not None
+        self.documents = StoredDocuments(store, pool, scan_limit, filters=own, parallel=parallel, **options)
+        self._lock = threading.RLock()
 
-    def _new_locks(self) -> None:
-        self._lock, self._asking = threading.RLock(), nullcontext() if self._parallel else threading.RLock()
+    @property
+    def name(self) -> str:
+        """The store's."""
+        return self.documents.name
 
     def __getstate__(self) -> dict[str, Any]:
-        made = () if self._store is None else ("_make",)
-        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_asking", *made)}
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._new_locks()
+        self._lock = threading.RLock()
 
     def __repr__(self) -> str:
         return f"VectorStoreIndex({self.name})"
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """See `CandidateIndex.bind`. Makes the store, unless it was given."""
+        """See `CandidateIndex.bind`. Makes the store."""
         with self._lock:
             try:
-                if self._store is None:
-                    self._embeddings.size = dim + 1
-                    self._store = self._ask(self._make)
-                    self.name = type(self._store).__name__
-                header = self._header()
-                foreign = header is None and self._beside(1)
+                self.documents.open(dim)
+                header = self.documents.header()
+                foreign = header is None and self.documents.beside_header(1)
             except EngineError as error:
                 # Not all stores can say what they hold without a vector of the length that they hold.
                 if not any(word in str(error).lower() for word in _OF_LENGTHS):
@@ -230,11 +133,8 @@ class VectorStoreIndex(InThisThread):
             if foreign:
                 raise EngineError(f"{self.name} holds documents but no pool: add the examples to an empty collection")
             if header is None or (not header.count and header.dim == dim):
-                if self._embeddings.size != dim + 1:
-                    msg = f"{self.name} was made for vectors of {self._embeddings.size - 1} numbers, these have {dim}"
-                    raise CheckpointError(msg)
                 if header is None or header.fingerprint != fingerprint:
-                    self._write_header(_Header(fingerprint, dim))
+                    self.documents.write_header(Header(fingerprint, dim))
             elif (header.fingerprint, header.dim) != (fingerprint, dim):
                 raise CheckpointError(
                     f"{self.name} holds {header.count} examples encoded by other encoders (fingerprint "
@@ -257,7 +157,7 @@ class VectorStoreIndex(InThisThread):
         """
         header = self._bound()
         if where is None:
-            yield _Reader(self, header, self._partition)
+            yield _Reader(self.documents, header, self._partition)
         else:
             found = sorted(self._passing(where, header), key=lambda one: one.key)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
@@ -285,14 +185,14 @@ class VectorStoreIndex(InThisThread):
                     f"to {bound:.4g}: fill a new collection, with longest= for the longest that may come"
                 )
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
-            documents = [self._document(key, *one) for key, one in enumerate(each, start=header.next)]
+            documents = [self.documents.document(key, *one) for key, one in enumerate(each, start=header.next)]
             ids = [row.id for row in rows]
             going = replaced(ids, replace)
             there = self.known([*ids, *going])
             gone = there & {*going}
             check_ids(ids, (there - gone) & {*ids})
             if gone:
-                self._remove(sorted(gone))
+                self.documents.remove(sorted(gone))
             scaled = np.zeros((len(rows), header.dim + 1), dtype=np.float64)
             scaled[:, :-1] = np.asarray(vectors.candidate) / bound
             scaled[:, -1] = np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled[:, :-1]).sum(axis=1)))
@@ -303,21 +203,21 @@ class VectorStoreIndex(InThisThread):
                 longest=max(header.longest, longest_one),
                 bound=bound,
             )
-            self._write_header(header)
+            self.documents.write_header(header)
             try:
-                self._put(documents, scaled)
+                self.documents.put(documents, scaled)
             except EngineError:
-                self._remove(ids)
+                self.documents.remove(ids)
                 raise
-            self._write_header(dataclasses.replace(header, count=header.count + len(rows)))
+            self.documents.write_header(dataclasses.replace(header, count=header.count + len(rows)))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; unknown ids are ignored. Returns how many there were."""
         with self._lock:
             header, there = self._bound(), sorted(self.known(ids))
             if there:
-                self._remove(there)
-                self._write_header(dataclasses.replace(header, count=header.count - len(there)))
+                self.documents.remove(there)
+                self.documents.write_header(dataclasses.replace(header, count=header.count - len(there)))
             return len(there)
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -329,138 +229,34 @@ class VectorStoreIndex(InThisThread):
         header = self._bound()
         if ids is None:
             ones = np.ones(header.dim, dtype=np.float32)
-            found = self.nearest(ones, header.count) if header.count else []
+            found = self.documents.nearest(ones, header.count) if header.count else []
             return [one.row for one in sorted(found, key=lambda one: one.key)]
         wanted = dict.fromkeys(ids)
-        names = [self._name(one) for one in wanted if one]
-        loaded = map(_loaded, self._documents(names, len(_HEADERS) + header.count))
-        return [Row(one["id"], one["example"], one["program"]) for one in loaded if one["id"] in wanted]
+        names = [self.documents.name_of(one) for one in wanted if one]
+        there = map(loaded, self.documents.by_names(names, header.count))
+        return [Row(one["id"], one["example"], one["program"]) for one in there if one["id"] in wanted]
 
     def close(self) -> None:
         """Nothing: a store has no end of its own; its client is the caller's."""
 
-    def nearest(self, state: FloatArray, width: int, filter: Any = None) -> list[_Found]:
-        """The examples that the store puts first for a state (D,), at most `width`."""
-        length = float(np.linalg.norm(state.astype(np.float64)))
-        query = [*(state / length).tolist(), 0.0] if length else [0.0] * len(state) + [1.0]
-        options = {} if filter is None else {"filter": filter}
-        # More, as headers may be among them.
-        documents = self._ask(self._opened.similarity_search_by_vector, query, k=width + len(_HEADERS), **options)
-        return [_Found.of(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
-
-    # ------------------------------------------------------------------ the store
-
-    @property
-    def _opened(self) -> VectorStore:
-        if self._store is None:
-            raise RuntimeError("bind(fingerprint, dim) comes before anything else")
-        return self._store
-
-    def _ask(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        try:
-            with self._asking:
-                return method(*arguments, **options)
-        except RCRError:
-            raise
-        except NotImplementedError as error:
-            msg = f"{self.name} has no {getattr(method, '__name__', 'such method')}, which this engine needs ({error})"
-            raise EngineError(msg) from error
-        except Exception as error:  # each store has its own
-            raise EngineError(f"{self.name}: {' '.join(str(error).split())[:500] or type(error).__name__}") from error
-
-    def _bound(self) -> _Header:
-        header = self._header()
+    def _bound(self) -> Header:
+        header = self.documents.header()
         if header is None:
             raise EngineError(f"{self.name} holds no pool any more: its documents were deleted by somebody else")
         return header
 
-    def _header(self) -> _Header | None:
-        return next(iter(self._headers()), None)
-
-    def _headers(self) -> list[_Header]:
-        """The newest first."""
-        documents = self._documents([self._name(one) for one in _HEADERS], len(_HEADERS))
-        headers = [_Header(**_loaded(document)) for document in documents]
-        return sorted(headers, key=lambda header: header.turn, reverse=True)
-
-    def _beside(self, most: int) -> list[Document]:
-        """The `most` documents that are nearest to where headers are, and nothing else."""
-        place = [0.0] * (self._embeddings.size - 1) + [-1.0]
-        return self._ask(self._opened.similarity_search_by_vector, place, k=most)
-
-    def _documents(self, names: list[str], most: int) -> list[Document]:
-        """Those of some ids; a store that can't look ids up is searched for the `most` documents that it has."""
-        store = self._opened
-        if type(store).get_by_ids is not VectorStore.get_by_ids:
-            parts = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
-            return [document for part in parts for document in self._ask(store.get_by_ids, part)]
-        if most > len(_HEADERS) + self._scan_limit:
-            raise InputError(
-                f"{self.name} can't look ids up, and holds more examples than scan_limit = {self._scan_limit:,}"
-            )
-        documents = self._beside(most) if names else []
-        if documents and all(one.metadata["rcr_key"] >= 0 for one in documents):
-            raise EngineError(
-                f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
-            )
-        wanted = set(names)
-        return [one for one in documents if self._name(_id(_loaded(one))) in wanted]
-
-    def _write_header(self, header: _Header) -> None:
-        """In another place than the last one, which goes afterwards: there is always one, whoever reads or is killed.
-
-        Not all stores overwrite by id.
-        """
-        old = [dataclasses.asdict(one) for one in self._headers()]
-        if old[1:]:
-            self._remove([_id(one) for one in old[1:]])
-        new = dataclasses.asdict(header) | {"turn": old[0]["turn"] + 1 if old else 0}
-        metadata = {"rcr_key": -1, "rcr_vectors": ""}
-        document = Document(json.dumps(new), id=self._name(_id(new)), metadata=metadata)
-        self._put([document], -np.eye(1, header.dim + 1, header.dim))
-        if old:
-            self._remove([_id(old[0])])
-
-    def _put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
-        for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
-            some = list(documents[start : start + _AT_ONCE])
-            lists = vectors[start : start + _AT_ONCE].tolist()
-            self._embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}
-            try:
-                self._ask(self._opened.add_documents, some, ids=[one.id for one in some])
-            finally:
-                self._embeddings.vectors = {}
-
-    def _remove(self, ids: Sequence[str | None]) -> None:
-        self._ask(self._opened.delete, [self._name(one) for one in ids])
-
-    def _name(self, example_id: str | None) -> str:
-        return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
-
-    def _document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
-        try:
-            text = json.dumps({"id": row.id, "example": row.example, "program": row.program})
-        except (TypeError, ValueError) as error:
-            msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
-            raise PoolError(msg) from None
-        packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
-        filters = self._translate is not None or type(self._opened).__name__ in DIALECTS
-        fields = row.example.items() if filters else ()
-        scalars = {name: value for name, value in fields if isinstance(value, str | int | float)}
-        return Document(text, id=self._name(row.id), metadata=scalars | {"rcr_key": key, "rcr_vectors": packed})
-
-    def _passing(self, where: Filter, header: _Header) -> list[_Found]:
-        own = self._translate(where) if self._translate is not None else store_filter(self._opened, where)
+    def _passing(self, where: Filter, header: Header) -> list[Found]:
+        own = self._translate(where) if self._translate is not None else store_filter(self.documents.store, where)
         if own is None and header.count > self._scan_limit:
             raise InputError(
                 f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
         ones = np.ones(header.dim, dtype=np.float32)
-        found = self.nearest(ones, header.count, own) if header.count else []
+        found = self.documents.nearest(ones, header.count, own) if header.count else []
         if own is not None and not found and header.count <= self._scan_limit:
             # To tell a field that no example has from a value that none has.
-            own, found = None, self.nearest(ones, header.count)
+            own, found = None, self.documents.nearest(ones, header.count)
         known = {field for one in found for field in one.row.example}
         if header.count and own is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))
@@ -470,8 +266,8 @@ class VectorStoreIndex(InThisThread):
 class _Reader:
     """A `Reader` of the whole pool; asks for one state at a time, as a `VectorStore` takes one query a call."""
 
-    def __init__(self, index: VectorStoreIndex, header: _Header, partition: int) -> None:
-        self._index, self._header, self._partition = index, header, partition
+    def __init__(self, documents: StoredDocuments, header: Header, partition: int) -> None:
+        self._documents, self._header, self._partition = documents, header, partition
         self._seen, self._candidates = Seen(), dict[int, FloatArray]()
         self.size = header.count
 
@@ -493,31 +289,10 @@ class _Reader:
         """See `best_fetched`."""
         near = []
         for state in states:
-            found = self._index.nearest(state, width)
+            found = self._documents.nearest(state, width)
             self._seen.rows |= {one.key: one.row for one in found}
             self._seen.vectors |= {one.key: one.context for one in found}
             self._candidates |= {one.key: one.candidate for one in found}
             matrix = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, len(state))
             near.append((np.array([one.key for one in found], dtype=np.int64), matrix @ state))
         return near
-
-
-def _parameter(make: Callable[..., VectorStore]) -> str:
-    """The parameter of a class or function that takes the embeddings."""
-    names = inspect.signature(make).parameters
-    found = next((name for name in _EMBEDDINGS if name in names), None)
-    if found is None:
-        msg = f"{make!r} has no parameter for embeddings (looked for {', '.join(_EMBEDDINGS)}): wrap it in a function"
-        raise InputError(msg)
-    return found
-
-
-def _loaded(document: Document) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(document.page_content)
-    return loaded
-
-
-def _id(loaded: dict[str, Any]) -> str | None:
-    """An example's, or a header's."""
-    found: str | None = loaded["id"] if "id" in loaded else _HEADERS[loaded.get("turn", 0) % len(_HEADERS)]
-    return found

@@ -18,7 +18,7 @@ from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.filters import matches, parse_filter
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.store_filters import DIALECTS
-from langchain_rcr.index.vectorstore import PoolEmbeddings, VectorStoreIndex
+from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.selection import Options, select
 
 pytestmark = pytest.mark.slow
@@ -181,20 +181,20 @@ def test_the_store_itself_filters_by_strings(request, store):
             picks(index, queries, Options(1), parse_filter(spec))
 
 
-def test_a_store_made_with_the_embeddings_of_pools_and_others():
+def test_what_makes_a_store_takes_the_embeddings_of_pools():
     rows, vectors = drawn(7, 5)
-    index = filled(VectorStoreIndex(InMemoryVectorStore(PoolEmbeddings(DIM))), rows, vectors)
+    index = filled(VectorStoreIndex(InMemoryVectorStore), rows, vectors)
     assert (index.count(), repr(index)) == (5, "VectorStoreIndex(InMemoryVectorStore)")
-    with pytest.raises(InputError, match="must be made with PoolEmbeddings"):
-        VectorStoreIndex(InMemoryVectorStore(DeterministicFakeEmbedding(size=DIM)))
-    with pytest.raises(InputError, match="has no parameter for embeddings"):
-        VectorStoreIndex(lambda name: InMemoryVectorStore(embedding=name))
-    with pytest.raises(CheckpointError, match="was made for vectors of 3 numbers, these have 12"):
-        VectorStoreIndex(InMemoryVectorStore(PoolEmbeddings(3))).bind("f", DIM)
+    for other in (
+        lambda name: InMemoryVectorStore(embedding=name),
+        InMemoryVectorStore(DeterministicFakeEmbedding(size=3)),
+    ):
+        with pytest.raises(InputError, match=r"has no parameter for embeddings .*: wrap it in a function"):
+            VectorStoreIndex(other)
     with pytest.raises(RuntimeError, match="bind"):
         VectorStoreIndex(InMemoryVectorStore).count()
-    with pytest.raises(InputError, match="partition must be a positive number"):
-        VectorStoreIndex(InMemoryVectorStore, partition=0)
+    with pytest.raises(InputError, match="scan_limit must be a positive number"):
+        VectorStoreIndex(InMemoryVectorStore, scan_limit=0)
 
 
 def test_pickled_and_copied_with_its_store():
@@ -266,7 +266,7 @@ class Killed(BaseException):
 def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
     rows, vectors = drawn(9, 20)
     index = filled(make(), rows[:2], part(vectors, slice(2)))
-    ask = index._ask
+    ask = index.documents.ask
     for calls in range(12):
         left = iter(range(calls))
 
@@ -275,7 +275,7 @@ def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
                 raise Killed
             return ask(*arguments, **options)
 
-        monkeypatch.setattr(index, "_ask", killed)
+        monkeypatch.setattr(index.documents, "ask", killed)
         with suppress(Killed):
             index.add(rows[2 + calls : 3 + calls], part(vectors, [2 + calls]))
         monkeypatch.undo()
@@ -288,7 +288,7 @@ def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
 
 
 def test_documents_that_are_no_pool_are_not_taken_for_an_empty_one():
-    store = InMemoryVectorStore(PoolEmbeddings(DIM))
+    store = InMemoryVectorStore(DeterministicFakeEmbedding(size=DIM + 1))
     store.add_texts(["of somebody else"])
     with pytest.raises(EngineError, match="InMemoryVectorStore holds documents but no pool: add the examples to an e"):
-        VectorStoreIndex(store).bind("f", DIM)
+        VectorStoreIndex(lambda embedding: store).bind("f", DIM)

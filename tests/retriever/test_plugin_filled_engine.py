@@ -221,6 +221,6 @@ def test_so_do_stores_that_cannot_be_asked_without_vectors(encoder: TriEncoder, 
     index = make()
     opened(encoder, EXAMPLES, index)
     if name == "QdrantVectorStore":
-        index._opened.client.close()  # type: ignore[attr-defined]
+        index.documents.store.client.close()  # type: ignore[attr-defined]
     with pytest.raises(CheckpointError, match="others filled it: give the examples a new collection, or delete"):
         opened(lexical(EXAMPLES, 48), EXAMPLES, make())

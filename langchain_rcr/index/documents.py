@@ -1,0 +1,284 @@
+"""A pool's documents in a LangChain `VectorStore`: how they are written, found and deleted, by what all stores have."""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import inspect
+import json
+import threading
+import uuid
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
+from langchain_core.vectorstores import VectorStore
+from numpy.typing import NDArray
+
+from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import FloatArray
+from langchain_rcr.errors import EngineError, InputError, PoolError, RCRError
+from langchain_rcr.index.base import Row
+from langchain_rcr.index.store_filters import DIALECTS
+
+T = TypeVar("T")
+
+_EMBEDDINGS = ("embedding", "embeddings", "embedding_function", "embedding_service")
+"""What LangChain's integrations call the parameter that takes the embeddings."""
+_NAMESPACE = uuid.UUID("6f0e3bb0-5d0c-4f6e-8d0e-7a3f6a1d7c52")
+"""Of documents' ids: some stores take nothing but UUIDs."""
+_HEADERS = ("", None)
+"""The ids, in turn, of the document that says what the others are; no example has them, as an id is never empty."""
+_AT_ONCE = 256
+"""Documents written or looked up by one call of the store."""
+
+
+class PoolEmbeddings(Embeddings):
+    """The embeddings that a store of a pool is made with: they hand it the vectors of the examples that it is given."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        """How long the stored vectors are: D + 1."""
+        self.vectors: dict[str, list[float]] = {}
+        """Of the texts that are being added."""
+
+    def embed_documents(self, texts: list[str]) -> list[list[float]]:
+        """The vectors of documents on their way into the store; a unit vector for any other text, such as a probe."""
+        return [self.vectors.get(text) or self.embed_query(text) for text in texts]
+
+    def embed_query(self, text: str) -> list[float]:
+        """A unit vector: pools are asked by vectors, never by texts."""
+        return [0.0] * (self.size - 1) + [1.0]
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """What the pool is.
+
+    Args:
+        fingerprint: of the encoder.
+        dim: D.
+        count: examples.
+        next: the next key.
+        longest: no E_c was ever longer.
+        bound: no E_c may be longer; 0 before the first.
+        turn: the larger, the newer, where a writer was stopped between writing one and removing the last.
+    """
+
+    fingerprint: str
+    dim: int
+    count: int = 0
+    next: int = 0
+    longest: float = 0.0
+    bound: float = 0.0
+    turn: int = 0
+
+
+class Found(NamedTuple):
+    """An example as it came out of the store."""
+
+    key: int
+    row: Row
+    candidate: FloatArray
+    context: FloatArray
+
+    @classmethod
+    def of(cls, document: Document) -> Found:
+        """What a document holds."""
+        row, metadata = loaded(document), document.metadata
+        both = np.frombuffer(base64.b64decode(metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
+        return cls(int(metadata["rcr_key"]), Row(row["id"], row["example"], row["program"]), both[0], both[1])
+
+
+class StoredDocuments:
+    """The documents of one pool: an example each, as JSON with its vectors in the metadata, and the header.
+
+    The arguments are those of `VectorStoreIndex`; with `filters` fields are metadata, too, whatever the store's class.
+
+    Raises:
+        InputError: a function without a parameter for the embeddings.
+
+    Every method raises EngineError, with the store's name, where the store fails or lacks a method.
+    """
+
+    def __init__(
+        self,
+        make: Callable[..., VectorStore],
+        pool: str,
+        scan_limit: int,
+        *,
+        filters: bool,
+        parallel: bool,
+        **options: Any,
+    ) -> None:
+        self._pool, self._scan_limit, self._filters, self._parallel = pool, scan_limit, filters, parallel
+        self.embeddings = PoolEmbeddings()
+        self._make = partial(make, **{_parameter(make): self.embeddings}, **options)
+        self._store: VectorStore | None = None
+        self.name = "the vector store"
+        self._asking: Any = self._turns()
+
+    def _turns(self) -> Any:
+        return nullcontext() if self._parallel else threading.RLock()
+
+    def __getstate__(self) -> dict[str, Any]:
+        made = () if self._store is None else ("_make",)
+        return {name: value for name, value in self.__dict__.items() if name not in ("_asking", *made)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._asking = self._turns()
+
+    @property
+    def store(self) -> VectorStore:
+        """The store, once it is there."""
+        if self._store is None:
+            raise RuntimeError("bind(fingerprint, dim) comes before anything else")
+        return self._store
+
+    def open(self, dim: int) -> None:
+        """Make the store for vectors of D numbers, unless it is there."""
+        if self._store is None:
+            self.embeddings.size = dim + 1
+            self._store = self.ask(self._make)
+            self.name = type(self._store).__name__
+
+    def ask(self, method: Callable[..., T], *arguments: Any, **options: Any) -> T:
+        """Call a method of the store."""
+        try:
+            with self._asking:
+                return method(*arguments, **options)
+        except RCRError:
+            raise
+        except NotImplementedError as error:
+            msg = f"{self.name} has no {getattr(method, '__name__', 'such method')}, which this engine needs ({error})"
+            raise EngineError(msg) from error
+        except Exception as error:  # each store has its own
+            raise EngineError(f"{self.name}: {' '.join(str(error).split())[:500] or type(error).__name__}") from error
+
+    # ------------------------------------------------------------------ the header
+
+    def header(self) -> Header | None:
+        """The newest header; None in an empty store, or one that holds something else."""
+        return next(iter(self._headers()), None)
+
+    def _headers(self) -> list[Header]:
+        """The newest first."""
+        documents = self.by_names([self.name_of(one) for one in _HEADERS], 0)
+        headers = [Header(**loaded(document)) for document in documents]
+        return sorted(headers, key=lambda header: header.turn, reverse=True)
+
+    def write_header(self, header: Header) -> None:
+        """In another place than the last one, which goes afterwards: there is always one, whoever reads or is killed.
+
+        Not all stores overwrite by id.
+        """
+        old = [dataclasses.asdict(one) for one in self._headers()]
+        if old[1:]:
+            self.remove([_id(one) for one in old[1:]])
+        new = dataclasses.asdict(header) | {"turn": old[0]["turn"] + 1 if old else 0}
+        metadata = {"rcr_key": -1, "rcr_vectors": ""}
+        document = Document(json.dumps(new), id=self.name_of(_id(new)), metadata=metadata)
+        self.put([document], -np.eye(1, header.dim + 1, header.dim))
+        if old:
+            self.remove([_id(old[0])])
+
+    # ------------------------------------------------------------------ the examples
+
+    def nearest(self, state: FloatArray, width: int, filter: Any = None) -> list[Found]:
+        """The examples that the store puts first for a state (D,), at most `width`."""
+        length = float(np.linalg.norm(state.astype(np.float64)))
+        query = [*(state / length).tolist(), 0.0] if length else [0.0] * len(state) + [1.0]
+        options = {} if filter is None else {"filter": filter}
+        # More, as headers may be among them.
+        documents = self.ask(self.store.similarity_search_by_vector, query, k=width + len(_HEADERS), **options)
+        return [Found.of(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
+
+    def beside_header(self, most: int) -> list[Document]:
+        """The `most` documents that are nearest to where headers are, and nothing else."""
+        place = [0.0] * (self.embeddings.size - 1) + [-1.0]
+        return self.ask(self.store.similarity_search_by_vector, place, k=most)
+
+    def by_names(self, names: list[str], count: int) -> list[Document]:
+        """Those with some of the documents' ids; a store that can't look ids up is searched for all `count` examples.
+
+        Raises:
+            InputError: these are more than `scan_limit`.
+        """
+        store = self.store
+        if type(store).get_by_ids is not VectorStore.get_by_ids:
+            parts = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
+            return [document for part in parts for document in self.ask(store.get_by_ids, part)]
+        if count > self._scan_limit:
+            raise InputError(
+                f"{self.name} can't look ids up, and holds more examples than scan_limit = {self._scan_limit:,}"
+            )
+        documents = self.beside_header(len(_HEADERS) + count) if names else []
+        if documents and all(one.metadata["rcr_key"] >= 0 for one in documents):
+            raise EngineError(
+                f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
+            )
+        wanted = set(names)
+        return [one for one in documents if self.name_of(_id(loaded(one))) in wanted]
+
+    def put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
+        """Add documents with their vectors (n, D + 1)."""
+        for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
+            some = list(documents[start : start + _AT_ONCE])
+            lists = vectors[start : start + _AT_ONCE].tolist()
+            self.embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}
+            try:
+                self.ask(self.store.add_documents, some, ids=[one.id for one in some])
+            finally:
+                self.embeddings.vectors = {}
+
+    def remove(self, ids: Sequence[str | None]) -> None:
+        """Delete the documents of some examples' ids, or a header's."""
+        self.ask(self.store.delete, [self.name_of(one) for one in ids])
+
+    def name_of(self, example_id: str | None) -> str:
+        """The id of the document of an example, or of a header."""
+        return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
+
+    def document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
+        """An example as a document.
+
+        Raises:
+            PoolError: a field is no JSON.
+        """
+        try:
+            text = json.dumps({"id": row.id, "example": row.example, "program": row.program})
+        except (TypeError, ValueError) as error:
+            msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
+            raise PoolError(msg) from None
+        packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
+        fields = row.example.items() if self._filters or type(self.store).__name__ in DIALECTS else ()
+        scalars = {name: value for name, value in fields if isinstance(value, str | int | float)}
+        return Document(text, id=self.name_of(row.id), metadata=scalars | {"rcr_key": key, "rcr_vectors": packed})
+
+
+def _parameter(make: Callable[..., VectorStore]) -> str:
+    """The parameter of a class or function that takes the embeddings."""
+    names = inspect.signature(make).parameters if callable(make) else {}  # a store that is there already
+    found = next((name for name in _EMBEDDINGS if name in names), None)
+    if found is None:
+        msg = f"{make!r} has no parameter for embeddings (looked for {', '.join(_EMBEDDINGS)}): wrap it in a function"
+        raise InputError(msg)
+    return found
+
+
+def loaded(document: Document) -> dict[str, Any]:
+    """What a document's text holds."""
+    found: dict[str, Any] = json.loads(document.page_content)
+    return found
+
+
+def _id(content: dict[str, Any]) -> str | None:
+    """An example's, or a header's."""
+    found: str | None = content["id"] if "id" in content else _HEADERS[content.get("turn", 0) % len(_HEADERS)]
+    return found
