@@ -34,7 +34,7 @@ class StatusError(Exception):
 
 
 def diagnose(error: Exception, openai: bool = False) -> Fault:
-    return Diagnosis("m", "http://host/v1", frozenset({KEY}), openai)(error)
+    return Diagnosis("m", "http://host/v1", openai)(error)
 
 
 @pytest.mark.parametrize(

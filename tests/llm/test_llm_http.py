@@ -300,26 +300,6 @@ def test_two_models_of_one_server_and_one_after_the_other(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_given_as_an_object_loses_its_own_retries_and_keeps_its_settings(kind: str) -> None:
-    from langchain_openai import ChatOpenAI, OpenAI
-
-    with OpenAIServer(program) as server:
-        options: dict[str, Any] = {"model": "m", "base_url": server.base_url, "api_key": KEY, "temperature": 0.3}
-        given = (ChatOpenAI if kind == "chat" else OpenAI)(**options, max_retries=5, max_tokens=9)
-        with LanguageModel(given, LLMSettings(stop=["\n"], backoff=0.01)) as llm:
-            server.fail("quota")
-            with pytest.raises(AccessError):
-                llm.generate(prompts_of(1))
-            assert len(server.requests) == 1
-            server.fail("500")
-            assert texts(llm.generate(prompts_of(1))) == expected(1)
-            assert len(server.requests) == 3
-            assert llm.estimate_calls(1, "a").use.completion_tokens == 9
-        assert {request.body["temperature"] for request in server.requests} == {0.3}
-        assert given.max_retries == 5
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_server_model_and_parameters_part_the_cache(kind: str, tmp_path: Path) -> None:
     cache = tmp_path / "a.sqlite"
 

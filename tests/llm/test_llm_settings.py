@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.language_models.fake import FakeListLLM
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import open_llm
@@ -89,8 +88,8 @@ def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyP
 def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, timeout=9)
-        client = getattr(model, "root_async_client", None) or model.async_client._client
-        assert (client.max_retries, client.timeout) == (0, 9)
+        client = getattr(model, "root_async_client", None) or model.async_client._completions._client
+        assert (client.max_retries, client.timeout, model.cache) == (0, 9, False)
     assert LLMSettings(model="m").timeout == 60
 
 
@@ -167,21 +166,3 @@ def test_answers_that_were_paid_for_are_found_again(kind: str, keys: list[str]) 
     found, _ = backend(kind=kind, base_url="http://127.0.0.1:1/v1/", extra_body=body)
     prompts = ["Source: a\nTarget:", Conversation("sys", ("a", "b", "c")), Scored("a", " b")]
     assert [found.key(prompt).hex()[:16] for prompt in prompts] == keys
-
-
-def test_two_schemas_of_one_name_share_no_answer() -> None:
-    class Format(BaseModel):
-        a: int
-
-    def key(format: Any) -> bytes:
-        model = FakeListLLM(responses=["x"]).bind(response_format=format)
-        return Client(model, LLMSettings(), identity={}).key("a")
-
-    first = Format
-    assert key(first) == key(Format)
-    assert key(Format(a=1)) != key(Format(a=2))
-
-    class Format(BaseModel):  # type: ignore[no-redef]
-        b: int
-
-    assert key(first) != key(Format)

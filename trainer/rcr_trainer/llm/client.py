@@ -1,4 +1,4 @@
-"""One call of a LangChain model, whichever it is: what is sent, and what the response says.
+"""One call of a LangChain model: what is sent, and what the response says.
 
 Models of langchain-openai are made from settings here, and called through an HTTP client that checks each response.
 """
@@ -15,14 +15,10 @@ from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-from langchain_core.caches import BaseCache
-from langchain_core.globals import get_llm_cache
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
-from langchain_core.runnables import RunnableBinding
-from pydantic import SecretStr
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
@@ -31,7 +27,7 @@ from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.redaction import HIDDEN, remember_key, secrets_in, without_secrets
+from rcr_trainer.redaction import HIDDEN, remember, remember_key, without_secrets
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
@@ -44,7 +40,6 @@ _FORMAT = 2
 _TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _REFUSED = {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
 _REFUSED |= {"guardrail_intervened"}
-_LIMITS = ("max_completion_tokens", "max_tokens", "max_new_tokens", "max_output_tokens", "num_predict")
 _LONGEST_TEXT = 1 << 20
 """Characters of an answer that are read; the rest is cut off."""
 _MOST_TOKENS = 10_000_000
@@ -56,23 +51,21 @@ _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
 class Client:
-    """A LangChain completion or chat model, called past LangChain's own cache and the client's own retries.
+    """A LangChain completion or chat model, called without the retries and caches of LangChain or the model itself.
 
     Args:
-        model: a `BaseLLM` or `BaseChatModel`, also with parameters bound (`model.bind(…)`).
+        model: a `BaseLLM` or `BaseChatModel`.
         settings: stop sequences, longest answer, batch size.
         identity: what tells the model from others in the cache, without what is sent with each prompt.
         prompt: says where answers end, and what a chat model is told first.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
-        name: for messages; None: the model's own.
+        name: for messages; None: the model's class.
         place: where it is served, for messages; "" if unknown.
+        http: the HTTP client of a model of langchain-openai, to be closed at the end.
 
     Attributes:
-        longest: most tokens of an answer; None if unknown.
+        longest: most tokens of an answer.
         scoring: how a server is asked how probable a text is.
-
-    Raises:
-        ConfigError: it is no LangChain model.
     """
 
     def __init__(
@@ -85,35 +78,23 @@ class Client:
         count_tokens: Callable[[str], int] | None = None,
         name: str | None = None,
         place: str = "",
+        http: Any = None,
     ) -> None:
-        bound: dict[str, Any] = {}
-        while isinstance(model, RunnableBinding):
-            bound = {**model.kwargs, **bound}
-            model = model.bound
-        if not isinstance(model, BaseLanguageModel) or not callable(getattr(model, "agenerate_prompt", None)):
-            raise ConfigError(f"the model must be a LangChain LLM or chat model, not {type(model).__name__}")
-        self._is_chat = isinstance(model, BaseChatModel)
+        self._model, self._http, self._is_chat = model, http, isinstance(model, BaseChatModel)
         # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
-        stop = bound.pop("stop", None) or (() if self._is_chat else prompt.stop)
-        self.stop = list(stop if settings.stop is None else settings.stop)
+        usual = () if self._is_chat else prompt.stop
+        self.stop = list(usual if settings.stop is None else settings.stop)
         self.instruction = prompt.instruction if self._is_chat else ""
-        self._bound, self._sent = bound, {"format": _FORMAT, **identity, "stop": self.stop, "bound": bound}
+        # `bound` is what earlier versions could send along; answers in files have it in their keys.
+        self._sent: dict[str, Any] = {"format": _FORMAT, **identity, "stop": self.stop, "bound": {}}
         self._identity = lru_cache(maxsize=4)(self._identity_with)
         self.batch_size = settings.batch_size if settings.kind == "local" else 1
-        self.longest = settings.max_tokens if "max_tokens" in settings.model_fields_set else _limit(model, bound)
+        self.longest = settings.max_tokens
         self.exact_tokens = count_tokens is not None
         self._count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
-        self.name = name or str(getattr(model, "model_name", "") or getattr(model, "model", "") or type(model).__name__)
-        self._is_openai = any(cls.__module__.startswith("langchain_openai.") for cls in type(model).__mro__)
-        self.diagnose = Diagnosis(self.name, place, _secrets(model), self._is_openai)
+        self.name = name or type(model).__name__
+        self.diagnose = Diagnosis(self.name, place, openai=http is not None)
         self.scoring = WAYS[0]
-        self._http: Any = None
-        if self._is_openai:
-            model, self._http = _detached(model)
-        elif model.cache is not False and (isinstance(model.cache, BaseCache) or get_llm_cache() is not None):
-            # LangChain's cache leaves out the server's address, and would make old answers look paid for.
-            model = model.model_copy(update={"cache": False})
-        self._model: Any = model
 
     async def call(self, requests: Sequence[Request]) -> list[Answer]:
         """Answer prompts, or score texts; token counts are −1 where the model reports none that can be true.
@@ -125,7 +106,7 @@ class Client:
         if isinstance(requests[0], Scored):
             return await self._score([each for each in requests if isinstance(each, Scored)])
         values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
-        result = await self._model.agenerate_prompt(values, stop=self.stop or None, **self._bound)
+        result = await self._model.agenerate_prompt(values, stop=self.stop or None)
         if len(result.generations) != len(values) or not all(result.generations):
             raise MalformedResponseError("no choices")
         whole = result.llm_output if len(values) == 1 else None
@@ -138,7 +119,7 @@ class Client:
             texts = [each.prompt for each in requests], [each.continuation for each in requests]
             found = await asyncio.to_thread(model.log_likelihoods, *texts)
             return [Answer(repr(value), "", -1, -1) for value in found]
-        if self._is_chat or not self._is_openai:
+        if self._is_chat or self._http is None:
             raise ConfigError(
                 f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
             )
@@ -163,8 +144,7 @@ class Client:
         """The most that a call uses; to score a text, a server may have to write, too."""
         read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
         written = sum(
-            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest or 0
-            for each in requests
+            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest for each in requests
         )
         return Use(len(requests), read, written)
 
@@ -200,35 +180,15 @@ class Client:
 
 def canonical(value: object) -> str:
     """A text that is equal for what is the same JSON when it is sent, and for nothing else."""
-
-    def told(inner: Any) -> Any:
-        # A response's format: two classes of one name may ask for different things.
-        is_schema = isinstance(inner, type) and hasattr(inner, "model_json_schema")
-        return inner.model_json_schema() if is_schema else repr(inner)
-
     try:
-        return json.dumps(value, sort_keys=True, default=told)
+        return json.dumps(value, sort_keys=True, default=repr)
     except TypeError:  # names of several types can't be sorted until they are text
-        return json.dumps(json.loads(json.dumps(value, default=told)), sort_keys=True)
+        return json.dumps(json.loads(json.dumps(value, default=repr)), sort_keys=True)
 
 
 def plain(text: str) -> str:
     """A text that has a UTF-8 form: surrogate pairs are joined, and half a pair becomes U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-
-
-def _secrets(model: BaseLanguageModel[Any]) -> frozenset[str]:
-    """The keys that a model holds, also in its address, headers and parameters."""
-    values = {name: getattr(model, name, None) for name in type(model).model_fields}
-    found = {value.get_secret_value() for value in values.values() if isinstance(value, SecretStr)}
-    return frozenset({secret for secret in found if len(secret) > 3}.union(secrets_in(values)))
-
-
-def _limit(model: BaseLanguageModel[Any], bound: Mapping[str, Any]) -> int | None:
-    """The most tokens of an answer, by the model's own parameters."""
-    extra = getattr(model, "extra_body", None) or {}
-    given = [place.get(name) for place in (bound, vars(model), extra) for name in _LIMITS]
-    return next((value for value in given if isinstance(value, int) and value > 0), None)
 
 
 def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
@@ -302,8 +262,11 @@ def identity_of(settings: LLMSettings) -> dict[str, Any]:
     return {"model": settings.model, "temperature": settings.temperature, **masked}
 
 
-def make_model(settings: LLMSettings) -> BaseLanguageModel[Any]:
-    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings.
+def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
+    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings, and its HTTP client.
+
+    langchain-openai would share one client between models, but connections belong to the event loop that opened them.
+    It doesn't retry either, which would repeat `insufficient_quota` past the budget.
 
     Raises:
         ConfigError: there is no key in the environment, and the server is OpenAI's own.
@@ -312,12 +275,14 @@ def make_model(settings: LLMSettings) -> BaseLanguageModel[Any]:
 
     key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
     remember_key(key)
+    remember([address, settings.extra_body])
     is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
     if not key and is_openais_own:
         raise ConfigError(
             f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
             "a server of your own"
         )
+    http = _checking_client(settings.timeout, os.environ.get("OPENAI_PROXY"))
     body = dict(settings.extra_body)
     options: dict[str, Any] = {
         "model": settings.model,
@@ -325,51 +290,35 @@ def make_model(settings: LLMSettings) -> BaseLanguageModel[Any]:
         "api_key": key or "none",  # other servers take any, and the client insists on one
         "timeout": settings.timeout,
         "max_retries": 0,
+        "cache": False,
+        "http_async_client": http,
+        "openai_proxy": None,
     }
     if settings.temperature is not None:
         options["temperature"] = settings.temperature
     if settings.kind == "completion":
-        return OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
+        model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
+        return model.model_copy(update={"async_client": _Completions(model.async_client)}), http
     if is_openais_own:
         options["max_tokens"] = settings.max_tokens
     else:
         # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
         body.setdefault("max_tokens", settings.max_tokens)
-    return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False)
-
-
-def _detached(model: Any) -> tuple[BaseLanguageModel[Any], Any]:
-    """A copy of a langchain-openai model without retries, which would repeat `insufficient_quota` past the budget.
-
-    It has an HTTP client of its own (`_checking_client`), because langchain-openai shares one between models, and
-    connections belong to the event loop that opened them. An HTTP client that the user made stays as it is.
-
-    The HTTP client is returned, too, to be closed at the end (None: it is the user's).
-    """
-    chat = getattr(model, "root_async_client", None)
-    root = chat or model.async_client._client
-    http, proxy = None, getattr(model, "openai_proxy", None)
-    if proxy or getattr(model, "http_async_client", None) is None:
-        http = _checking_client(root.timeout, proxy)
-    client = root.with_options(max_retries=0, **({} if http is None else {"http_client": http}))
-    update: dict[str, Any] = {"cache": False, "async_client": _Completions(client)}
-    if chat is not None:
-        update |= {"root_async_client": client, "async_client": client.chat.completions}
-    return model.model_copy(update=update), http
+    return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False), http
 
 
 class _Completions:
     """`client.completions` as langchain-openai calls it, without pydantic's warnings about odd fields."""
 
-    def __init__(self, client: Any) -> None:
-        self._client = client
+    def __init__(self, completions: Any) -> None:
+        self._completions = completions
 
     async def create(self, **params: Any) -> dict[str, Any]:
-        body = (await self._client.completions.create(**params)).model_dump(warnings=False)
+        body = (await self._completions.create(**params)).model_dump(warnings=False)
         return {**body, "usage": body.get("usage") or {}}
 
 
-def _checking_client(timeout: Any, proxy: str | None) -> Any:
+def _checking_client(timeout: float, proxy: str | None) -> Any:
     """An HTTP client that accepts only answers of OpenAI's protocol, of limited size.
 
     It follows no redirects, which would take the prompt, and keys in the user's own headers, to another host.

@@ -13,7 +13,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from langchain_rcr.errors import RCRError
-from rcr_trainer.redaction import HIDDEN, redact
+from rcr_trainer.redaction import redact
 
 _LONGEST_MESSAGE = 300
 
@@ -93,9 +93,9 @@ _NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_ac
 _FILTERED = {"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"}
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
 _TRANSIENT = {408, 409, 425, 429}
-# By the names of their classes: each client has its own.
-_TIMEOUTS = {"TimeoutError", "APITimeoutError", "ModelTimeoutError", "TimeoutException"}
-_CONNECTIONS = {"ConnectionError", "APIConnectionError", "ModelConnectionError", "TransportError"}
+# By the names of their classes, so that the client needn't be imported.
+_TIMEOUTS = {"TimeoutError", "APITimeoutError"}
+_CONNECTIONS = {"ConnectionError", "APIConnectionError"}
 _NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"}
 
 
@@ -105,13 +105,11 @@ class Diagnosis:
     Args:
         name: the model's, for messages.
         place: where it is served, likewise; "" if unknown.
-        secrets: texts that no message may hold.
         openai: it is langchain-openai's, whose errors of the kinds below mean a response that is no answer.
     """
 
-    def __init__(self, name: str, place: str = "", secrets: frozenset[str] = frozenset(), openai: bool = False) -> None:
+    def __init__(self, name: str, place: str = "", openai: bool = False) -> None:
         self.who = f"the model {name!r}" + (f" at {place}" if place else "")
-        self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
         self._malformed: tuple[type[Exception], ...] = (MalformedResponseError,)
         if openai:
             self._malformed += (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
@@ -122,20 +120,20 @@ class Diagnosis:
             return Fault("stop", "error", error)
         # openai 2 raises a connection error from whatever its HTTP client raises.
         error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
-        said = self.redact(str(getattr(error, "message", None) or error) or type(error).__name__)
+        said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
         if status := _status(error):
             return self._by_status(error, status, said)
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & _TIMEOUTS:
             return self._again("timeout", "no answer in time", charged=True)
-        if names & _CONNECTIONS or getattr(error, "is_retryable", False):
+        if names & _CONNECTIONS:
             arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
             return self._again("connection", f"the connection failed ({said})", charged=arrived)
         if isinstance(error, self._malformed):
             return self._again("malformed", f"the response is no answer ({said})", charged=True)
         stopped = LLMError(f"{self.who} failed: {type(error).__name__}: {said}")
         # The cause helps to find a bug in a model of the user's own, unless its message holds a key.
-        if not any(secret in str(cause) for cause in _causes(error) for secret in self._secrets):
+        if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
             stopped.__cause__ = error
         return Fault("stop", "error", stopped)
 
@@ -154,19 +152,18 @@ class Diagnosis:
         elif which == "other" and any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
             which = "too_long"
         kind, advice = _STOPS[which]
-        place = self.redact(headers.get("location", "another address").split("?")[0])
+        place = _shown(headers.get("location", "another address").split("?")[0])
         advice = advice.format(place=place, status=status)
         return Fault("stop", str(which), kind(f"{self.who}: {advice} (the server says: {said})"))
 
     def _again(self, reason: str, what: str, wait: float | None = None, charged: bool = False) -> Fault:
         return Fault("again", reason, LLMError(f"{self.who} gave no answer: {what}"), wait, charged)
 
-    def redact(self, text: str) -> str:
-        """A text on one line, not long, and without secrets."""
-        for secret in self._secrets:
-            text = text.replace(secret, HIDDEN)
-        text = " ".join(redact(text).split())
-        return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
+
+def _shown(text: str) -> str:
+    """A text on one line, not long, and without secrets."""
+    text = " ".join(redact(text).split())
+    return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
@@ -194,12 +191,9 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _status(error: Exception) -> int:
-    for holder in (error, getattr(error, "response", None)):
-        status = getattr(holder, "status_code", None)
-        # A response of 200 is attached to errors in reading it.
-        if isinstance(status, int) and status >= 300:
-            return status
-    return 0
+    """The status of an error response; a response of 200 is attached to errors in reading it."""
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) and status >= 300 else 0
 
 
 def _headers(error: Exception) -> Mapping[str, str]:

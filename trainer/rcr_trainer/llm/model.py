@@ -46,25 +46,24 @@ _LONGEST_WAIT_S = 600.0
 
 
 class LanguageModel:
-    """Answers prompts by any LangChain completion or chat model; a context manager that closes itself.
+    """Answers prompts by a LangChain completion or chat model; a context manager that closes itself.
 
     `open_llm` makes one by settings. One thread at a time may use it.
 
     Args:
-        model: a `BaseLLM` or `BaseChatModel`, also `model.bind(…)`, called as it is, whatever temperature and longest
-            answer the settings name.
+        model: a `BaseLLM` or `BaseChatModel`, with the temperature and the longest answer that the settings name.
         settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
-            prompts. A budget of tokens or money needs `max_tokens` if the model doesn't have it.
+            prompts.
         cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
         identity: a name, or a JSON object, that changes whenever the model or its parameters do.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
-        **options: of `Client`: the model's name, place and tokenizer.
+        **options: of `Client`: the model's name, place, tokenizer and HTTP client.
 
     Raises:
-        ConfigError: no LangChain model; a cache file without an identity; a budget without what it needs.
+        ConfigError: a cache file without an identity.
         DataError: the cache file can't be used.
     """
 
@@ -88,8 +87,6 @@ class LanguageModel:
         self._settings = settings = settings or LLMSettings()
         known = identity if isinstance(identity, Mapping) else {"named": identity}
         self._client = client = Client(model, settings, identity=known, prompt=prompt, **options)
-        if client.longest is None and (settings.budget_tokens is not None or settings.budget_money is not None):
-            raise ConfigError(f"a budget needs to know how long an answer of {client.name!r} may get: give max_tokens")
         self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
         self._cache, self._account = AnswerCache(cache_path), account
         self._budget = Budget(settings, self._cache.spent(account) if account is not None else Use())
@@ -191,14 +188,8 @@ class LanguageModel:
         Args:
             calls: all of which may turn out to be distinct.
             longest_prompt: no prompt will have more tokens than this one.
-
-        Raises:
-            ConfigError: how long an answer may get isn't known.
         """
-        longest = self._client.longest
-        if longest is None:
-            raise ConfigError(f"how long an answer of {self.name!r} may get isn't known: give max_tokens")
-        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * longest)
+        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
         money = self._settings.money(use.prompt_tokens, use.completion_tokens)
         return Estimate(use, money, self._client.exact_tokens)
 
@@ -446,8 +437,6 @@ def open_llm(
             "llm.model is required: the name of a model that the server has, or of a local folder (there is no "
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
-    # Written out, so that the longest answer counts as given.
-    settings = settings.model_copy(update={"max_tokens": settings.max_tokens})
     identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
     options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
     model: Any
@@ -460,11 +449,12 @@ def open_llm(
             batch_size=settings.batch_size,
             device=settings.device,
             dtype=settings.dtype,
+            cache=False,
         )
         identity |= model.identity
         options["count_tokens"] = model.count_tokens
     else:
-        model = make_model(settings)
+        model, options["http"] = make_model(settings)
         identity |= identity_of(settings)
         options["place"] = public(address_of(settings))
     return LanguageModel(model, settings, cache_path=cache_path, identity=identity, **options)
