@@ -42,7 +42,6 @@ def _config(base: str, **model: str) -> Settings:
         {
             "name": "own",
             "threads": 1,
-            "tensorboard": False,
             "data": {"train_size": 40, "test_size": 8, "dev_size": 8},
             "model": {"base": base, **model},
             "sft": {"epochs": 1},

@@ -18,8 +18,7 @@ CONFIG = """
 data: {split: 110, train_size: 60, test_size: 12, dev_size: 10}
 model: {family: lexical, dim: 16}
 sft: {epochs: 2}
-evaluation: {steps: 5, selectors: [random, bm25]}
-tensorboard: false
+evaluation: {selectors: [random, bm25]}
 threads: 1
 """
 
@@ -39,7 +38,7 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert "run folder: runs/demo" in out
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoint", "config.yaml", "data", "evaluation.json", "metrics.jsonl", "picks.jsonl",
-        "run.json", "run.lock", "state",
+        "report.md", "run.json", "run.lock",
     ]  # fmt: skip
     report = json.loads((folder / "evaluation.json").read_text())
     assert [report[name] for name in ("k", "n", "split", "part", "seed")] == [4, 12, "110", "test", 0]

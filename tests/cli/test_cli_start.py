@@ -17,8 +17,7 @@ model: {family: lexical, dim: 16}
 sft: {epochs: 2}
 grpo: {epochs: 2, group_size: 8, lr: 0.001}
 reward: {names: [context_coverage]}
-evaluation: {steps: 4, selectors: [random]}
-tensorboard: false
+evaluation: {selectors: [random]}
 threads: 1
 """
 START = ["run", "demo.yaml", "--name=second", "--sft.checkpoint"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import itertools
 import json
-import random
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 from rcr_trainer import cli
 from rcr_trainer.data import check
-from rcr_trainer.data.check import near_repeats
 from rcr_trainer.errors import DataError
 from rcr_trainer.layers import load_config
 
@@ -72,25 +70,19 @@ def test_every_row_that_needs_fixing_is_named_up_to_ten(capsys, files):
 def test_what_both_files_hold_is_found(capsys, files):
     with (files / "test.csv").open("a") as file:
         file.write(f"{QUESTIONS[0].upper()};select  a0 from T where b = 0\n{QUESTIONS[1]};SELECT other\n")
-        file.write("which city of iowa, is the oldest?;SELECT q\n")
     lines = said(capsys, "data", "check", "train.jsonl", "test.csv", code=1)
     flatters = "figures on them say nothing about new questions"
-    at = lines.index(f"! pairs that are also in train.jsonl: 1 of 9; {flatters}")
+    at = lines.index(f"! pairs that are also in train.jsonl: 1 of 8; {flatters}")
     assert lines[at + 1] == f"      line 8: {QUESTIONS[0].upper()}"
-    at = lines.index(f"! questions that train.jsonl has with another program: 1 of 9; {flatters}")
+    at = lines.index(f"! questions that train.jsonl has with another program: 1 of 8; {flatters}")
     assert lines[at + 1] == f"      line 9: {QUESTIONS[1]}"
-    at = lines.index("  questions that nearly repeat one of train.jsonl: 1 of 9")
-    assert lines[at + 1] == f"      line 10: which city of iowa, is the oldest? ~ train.jsonl, line 3: {QUESTIONS[2]}"
 
 
-def test_programs_behind_many_questions_and_questions_with_several(capsys, here):
+def test_rows_that_repeat_others_are_named(capsys, here):
     rows = [{"source": question, "target": "f ( x )"} for question in QUESTIONS[:5]]
-    write(here / "a.jsonl", [*rows, {"source": QUESTIONS[0], "target": "g ( x )"}, rows[1]])
+    write(here / "a.jsonl", [*rows, rows[1]])
     lines = said(capsys, "data", "check", "a.jsonl")
-    at = lines.index("  different programs, values aside: 2; the commonest is behind 6 questions")
-    assert lines[at + 1] == "      line 1: f ( x )"
-    assert f"      line 1: {QUESTIONS[0]} (2 programs)" in lines
-    assert lines[lines.index("  rows that repeat an earlier one: 1 of 7") + 1] == "      line 7"
+    assert lines[lines.index("  rows that repeat an earlier one: 1 of 6") + 1] == "      line 6"
 
 
 @pytest.mark.parametrize(
@@ -216,37 +208,3 @@ def test_settings_that_name_no_data_are_no_run_of_covr(capsys, here, text):
         "rcr-train: error: my.yaml names no data: set data.task, or `rcr-train init --train my.jsonl` for your own "
         "files\n"
     )
-
-
-# ---------------------------------------------------------------- questions that nearly repeat others
-
-
-def test_near_repeats_by_hand():
-    texts = [
-        "What is the population of the capital of the largest state?",
-        "which rivers run through texas",
-        "what is the population of the capital of the largest  state",
-        "what is the population of the capitals of the largest state, please tell me in one number if you can",
-        "which rivers run through kansas",
-        "what is the population of the capital of the largest state, please tell me in one number if you can",
-    ]
-    assert near_repeats(texts) == [(0, 2), (3, 5)]
-    assert near_repeats([]) == []
-
-
-def test_near_repeats_finds_what_comparing_each_with_each_finds():
-    draw = random.Random(0)
-    words = [f"word{n}" for n in range(300)]
-    texts = [" ".join(draw.choices(words, k=15)) for _ in range(150)]
-    for text in texts[:40]:
-        at = draw.randrange(20, 60)
-        texts.append(text[:at] + "x" + text[at + 1 :])
-    groups = [{f"   {text}   "[at : at + 4] for at in range(len(text) + 3)} for text in texts]
-    like = [
-        (earlier, later)
-        for later in range(len(texts))
-        for earlier in range(later)
-        if len(groups[earlier] & groups[later]) >= 0.9 * len(groups[earlier] | groups[later])
-    ]
-    assert len(like) > 20
-    assert near_repeats(texts) == like

@@ -73,7 +73,6 @@ def files(here):
         "model": {"family": "lexical", "dim": 16},
         "sft": {"epochs": 1},
         "evaluation": {"selectors": ["bm25"]},
-        "tensorboard": False,
         "threads": 1,
     }
     (here / "my.yaml").write_text(json.dumps(settings), encoding="utf-8")

@@ -28,8 +28,7 @@ SETTINGS = """
 data: {task: files, train: train.jsonl, test: test.jsonl}
 model: {family: FAMILY, dim: 64, base: none}
 sft: {epochs: 1}
-evaluation: {steps: 5, selectors: [random, fixed, bm25, oracle]}
-tensorboard: false
+evaluation: {selectors: [random, fixed, bm25, oracle]}
 threads: 1
 """
 

@@ -45,8 +45,6 @@ def imported(folder: Path) -> set[str]:
                 modules |= {alias.name.split(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and not node.level:
                 modules.add((node.module or "").split(".")[0])
-                if (node.module or "").startswith("torch.utils.tensorboard"):
-                    modules.add("tensorboard")
     owners = packages_distributions()
     return {canonicalize_name(owners[module][0]) for module in modules - STDLIB_AND_OURS}
 

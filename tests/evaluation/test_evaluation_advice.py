@@ -17,24 +17,24 @@ from reports import scores
 from langchain_rcr.programs import ProgramSpec
 
 ANSWERS = AnswersAsked("gpt-x", 200, 150)
-METRICS = ("full_coverage", "specific_coverage", "exact_match")
+METRICS = ("full_coverage", "exact_match")
 
 
-def make(full=(30.0, 20.0), specific=(80.0, 70.0), exact=None, *, width=2.0, oracle=90.0, later=None, more=(), **about):
+def make(full=(30.0, 20.0), exact=None, *, width=2.0, oracle=90.0, more=(), **about):
     """A report in which `set_bsr` is the best plain selector and `bm25` the runner-up.
 
-    `full`, `specific` and `exact` are ours and the best plain selector's; intervals end `width` points off.
+    `full` and `exact` are ours and the best plain selector's; intervals end `width` points off.
     """
     (our_exact, its_exact) = exact or (None, None)
-    ours = {"full_coverage": full[0], "specific_coverage": specific[0], "exact_match": our_exact}
-    its = {"full_coverage": full[1], "specific_coverage": specific[1], "exact_match": its_exact}
+    ours = {"full_coverage": full[0], "exact_match": our_exact}
+    its = {"full_coverage": full[1], "exact_match": its_exact}
     selectors = {
-        "rcr": scores(80.0, by_step=[80.0, 80.0], **ours),
+        "rcr": scores(80.0, **ours),
         "bm25": beside(ours, {name: None if figure is None else figure - 5 for name, figure in its.items()}, width),
         "set_bsr": beside(ours, its, width),
     }
     if oracle is not None:
-        selectors["oracle"] = scores(oracle, by_step=[oracle - 1, later or oracle])
+        selectors["oracle"] = scores(oracle)
     for name, figures in dict(more).items():
         selectors[name] = beside(ours, {**its, **figures}, width)
     if about.get("programs", 150) < 30:
@@ -49,7 +49,7 @@ def beside(ours, its, width):
         for metric in METRICS
         if width is not None and ours[metric] is not None and its[metric] is not None
     }
-    return scores(70.0, by_step=[70.0, 70.0], intervals=intervals, **its)
+    return scores(70.0, intervals=intervals, **its)
 
 
 ONLY_ANSWERS = (
@@ -78,7 +78,7 @@ def test_a_language_models_answers_decide():
 
 
 def test_more_answers_are_never_advised_against_whatever_coverage_says():
-    text = advise(make(full=(1.0, 20.0), specific=(50.0, 70.0), exact=(40.5, 40.0), width=0.3, answers=ANSWERS))
+    text = advise(make(full=(1.0, 20.0), exact=(40.5, 40.0), width=0.3, answers=ANSWERS))
     assert text.endswith("+0.5 points, 95 % interval +0.2 to +0.8. rcr is worth deploying.")
 
 
@@ -113,19 +113,17 @@ def test_selectors_without_answers():
 # ---------------------------------------------------------------- without answers
 
 
-def test_without_answers_full_and_specific_coverage_decide():
+def test_without_answers_full_coverage_is_told():
     assert advise(make()) == (
         "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). Everything "
         "that the gold program needs is in rcr's picks for 30.0 % of 200 questions, 20.0 % with those of "
-        "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. Specific "
-        "coverage, in which rare parts count most, is 80.0 % with rcr's picks, 70.0 % with those of "
         "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. " + ONLY_ANSWERS
     )
 
 
 @pytest.mark.parametrize("full", [(30.0, 20.0), (10.0, 20.0), (20.0, 20.0)])
 def test_coverage_decides_nothing(full):
-    text = advise(make(full, (80.0, 70.0)))
+    text = advise(make(full))
     assert ONLY_ANSWERS in text
     assert "rcr is worth" not in text.replace(ONLY_ANSWERS, "")
 
@@ -134,10 +132,9 @@ def test_the_data_allow_little():
     text = advise(make(oracle=50.0))
     assert text.startswith(
         "With 4 picks the data allows covering only 50.0 % of the gold programs (the oracle, which sees them): the "
-        "rest is out of any selector's reach and takes more examples."
+        "rest is out of any selector's reach and takes more examples, or more picks."
     )
-    assert "takes more picks (2 allow 58.0 %) or more examples." in advise(make(oracle=50.0, later=58.0))
-    assert "more examples" not in advise(make(oracle=80.0, later=90.0))
+    assert "more examples" not in advise(make(oracle=80.0))
     assert "80.0 % of what the pool has of the gold programs" in advise(make(oracle=80.0, gold="pool"))
     assert advise(make(oracle=None)).startswith("Everything that the gold program needs is in rcr's picks")
 
@@ -150,7 +147,7 @@ def test_too_few_programs(exact):
         "The 500 questions ask for 29 different programs: too few to tell whether rcr is worth deploying, which takes "
         "30 or more."
     ) in text
-    assert "Whether reinforcement helped can't be told (full coverage: +10.0 points; specific" in text
+    assert "Whether reinforcement helped can't be told (full coverage: +10.0 points)." in text
     assert not re.search(r"interval|use set_bsr|needs no training|was not run", text)
 
 
@@ -182,30 +179,21 @@ def test_development_queries_are_called_so():
 @pytest.mark.parametrize(
     ("before", "said"),
     [
+        (27.0, "Reinforcement helped (full coverage: +3.0 points, 95 % interval +1.0 to +5.0)."),
+        (29.0, "Reinforcement made no clear difference (full coverage: +1.0 points, 95 % interval -1.0 to +3.0)."),
         (
-            {"full_coverage": 27.0, "specific_coverage": 79.5},
-            "Reinforcement helped (full coverage: +3.0 points, 95 % interval +1.0 to +5.0; specific coverage: +0.5 "
-            "points, 95 % interval -1.5 to +2.5).",
+            33.0,
+            "Reinforcement did harm (full coverage: -3.0 points, 95 % interval -5.0 to -1.0): the policy before it is "
+            "in checkpoint-sft.",
         ),
-        (
-            {"full_coverage": 29.0, "specific_coverage": 79.0},
-            "Reinforcement made no clear difference (full coverage: +1.0 points, 95 % interval -1.0 to +3.0; specific "
-            "coverage: +1.0 points, 95 % interval -1.0 to +3.0).",
-        ),
-        (
-            {"full_coverage": 33.0, "specific_coverage": 80.0},
-            "Reinforcement did harm (full coverage: -3.0 points, 95 % interval -5.0 to -1.0; specific coverage: +0.0 "
-            "points, 95 % interval -2.0 to +2.0): the policy before it is in checkpoint-sft.",
-        ),
-        ({"full_coverage": 33.0, "specific_coverage": 70.0}, "Reinforcement made no clear difference (full coverage: "),
     ],
 )
 def test_reinforcement(before, said):
-    assert said in advise(make(more={"rcr_without_rl": before}))
+    assert said in advise(make(more={"rcr_without_rl": {"full_coverage": before}}))
 
 
 def test_reinforcement_by_answers_where_a_language_model_gave_some():
-    before = {"rcr_without_rl": {"full_coverage": 33.0, "specific_coverage": 85.0, "exact_match": 50.0}}
+    before = {"rcr_without_rl": {"full_coverage": 33.0, "exact_match": 50.0}}
     text = advise(make(exact=(60.0, 40.0), more=before, answers=ANSWERS))
     assert text.endswith("Reinforcement helped (exact match: +10.0 points, 95 % interval +8.0 to +12.0).")
     assert "Reinforcement did harm (full" in advise(make(more=before))
@@ -231,7 +219,7 @@ def drawn(rng):
         selectors[name] = scores(float(rng.uniform(0, 100)), **figures)
     ours = selectors["rcr"]
     for name, figures in selectors.items():
-        for metric in METRICS if asked else METRICS[:2]:
+        for metric in METRICS if asked else METRICS[:1]:
             if name != "rcr" and programs >= 30:
                 gap, half = getattr(ours, metric) - getattr(figures, metric), float(rng.uniform(0, 6))
                 figures.intervals[metric] = (gap - half, gap + half)
@@ -276,7 +264,7 @@ def check(verdict, report, text):
         return
     best = {
         metric: max(plain, key=lambda name: getattr(report.selectors[name], metric))
-        for metric in (METRICS if report.answers else METRICS[:2])
+        for metric in (METRICS if report.answers else METRICS[:1])
     }
     ends = {metric: report.selectors[name].intervals[metric] for metric, name in best.items()}
     if report.answers:
@@ -312,7 +300,7 @@ def test_the_harness_measures_what_the_paragraph_says(tmp_path):
         rows = [[int(question[1:]) % 40, 40, *range(3)] for question in questions]
         return np.array([list(dict.fromkeys(row))[:k] for row in rows])
 
-    options = {"k": 1, "steps": 1, "split": "toy", "seed": 0}
+    options = {"k": 1, "split": "toy", "seed": 0}
     report = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
     assert (report.n, report.programs, report.repeated) == (80, 40, 0)
     low, high = report.selectors["set_bsr"].intervals["full_coverage"]

@@ -28,7 +28,7 @@ def picked(answerer=None, **options):
         POOL,
         QUERIES,
         ProgramSpec(),
-        **{"k": 2, "steps": 3, "split": "toy", "seed": 0, **options},
+        **{"k": 2, "split": "toy", "seed": 0, **options},
         answerer=answerer,
         keep=lambda report, picks: kept.append(list(picks)),
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import io
 import json
 
 import pytest
+from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport
-from rcr_trainer.evaluation.table import write_table
+from rcr_trainer.evaluation.report import Choice, EvaluationReport, Picked, Question
+from rcr_trainer.evaluation.table import report_text, table
 from reports import report as report_on
 from reports import scores as scores_of
 
@@ -16,7 +16,7 @@ from langchain_rcr.errors import InputError
 
 
 def scores(coverage, **figures):
-    return scores_of(coverage, by_step=[coverage - 20.0, coverage - 10.0, coverage - 5.0, coverage], **figures)
+    return scores_of(coverage, **figures)
 
 
 def make(**changes):
@@ -53,12 +53,9 @@ def test_json_has_the_agreed_keys_and_rounding():
     bm25 = values["selectors"]["bm25"]
     assert bm25["coverage"] == 54.32
     assert bm25["full_coverage"] == 12.35
-    assert bm25["duplicate_rate"] == 3.0
-    others = ("specific_coverage", "label_complete", "hub_share", "prompt_length")
-    assert [bm25[key] for key in others] == [45.6, 78.9, 23.4, 321.4]
+    assert bm25["prompt_length"] == 321.4
     assert bm25["intervals"] == {"coverage": [-1.23, 4.57]}
     assert (bm25["latency_ms"], bm25["latency_batch_ms"]) == (1.235, 0.012)
-    assert bm25["coverage_by_step"] == [34.32, 44.32, 49.32, 54.32]
     coverage = {"0.3": 57.13, "0.5": 59.0}
     mmr = {"parameter": "lambda_mult", "value": 0.5, "coverage": coverage, "n": 50, "chosen_on": "dev"}
     assert values["trade_offs"]["mmr"] == mmr
@@ -100,8 +97,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
         (lambda v: v.pop("k"), "k: Field required"),
         (lambda v: v["selectors"]["bm25"].pop("coverage"), r"selectors\.bm25\.coverage: Field required"),
         (lambda v: v["selectors"]["bm25"].update(coverage="high"), r"selectors\.bm25\.coverage"),
-        (lambda v: v.update(format_version=3), "format version 3, this library reads up to 2"),
-        (lambda v: v.update(steps=5), "curve has not 5 steps"),
+        (lambda v: v.update(format_version=4), "format version 4, this library reads up to 3"),
     ],
 )
 def test_what_is_no_report_is_refused(change, message, tmp_path):
@@ -131,61 +127,61 @@ def test_best_plain_selector():
     assert make(selectors={"rcr": scores(67.0)}).best_plain() is None
 
 
-def test_table_as_plain_text():
-    stream = io.StringIO()
-    write_table(make(), stream)
-    text = stream.getvalue()
-    assert "\x1b" not in text
-    assert max(map(len, text.splitlines())) <= 100
-    assert text.startswith("split covr-110: 100 test queries of 60 programs, pool of 3000, k = 4")
-    rows = {line.split()[0]: line.split() for line in text.splitlines() if line.strip()}
-    assert rows["bm25"] == ["bm25", "54.3", "12.3", "45.6", "78.9", "23.4", "321", "1.23"]
-    assert "rcr (ours)" in text
-    assert "oracle (of coverage)" in text
+def test_table():
+    lines = table(make())
+    assert lines[0] == "split covr-110: 100 test queries of 60 programs, pool of 3000, k = 4"
+    assert lines[2:5] == [
+        "| selector             | coverage % | full cov. % | chars | ms/query |",
+        "|----------------------|-----------:|------------:|------:|---------:|",
+        "| random               |       30.0 |        12.3 |   321 |     1.23 |",
+    ]
+    text = "\n".join(lines)
+    assert "| rcr (ours)           |       67.0 |" in text
+    assert "| oracle (of coverage) |" in text
     assert "2 queries left out: their gold program doesn't parse." in text
     assert "pool has" not in text
     assert "dense left out: no embeddings were given." in text
     assert ".." not in text
     assert "mmr: lambda_mult = 0.5 (best of 2 on dev)." in text
     assert "dpp: lam = 0.1 (default)." in text
-    assert text.isascii() or "─" in text
 
 
 def test_table_says_what_counts():
-    stream = io.StringIO()
-    write_table(make(gold="pool", none_in_pool=3, repeated=12), stream)
-    text = " ".join(stream.getvalue().split())
+    text = "\n".join(table(make(gold="pool", none_in_pool=3, repeated=12)))
     assert "Of the gold programs only what the pool has counts." in text
     assert "3 queries left out: the pool has nothing of their gold program." in text
     assert "12 queries are in the pool, too, with question and program." in text
 
 
-def test_table_on_a_terminal_marks_ours_in_colour(monkeypatch):
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.delenv("NO_COLOR", raising=False)
-    stream = io.StringIO()
-    stream.isatty = lambda: True
-    write_table(make(), stream)
-    (line,) = (line for line in stream.getvalue().splitlines() if "(ours)" in line)
-    assert "\x1b[1;32m" in line
+def question(ours, plain, text="", **about):
+    """A question with the picks of ours and of bm25."""
+    shown = [Example("a", f"which rivers {text}", "f ( `a` )"), Example("b", "b?", "g")]
+    selectors = {"rcr": Picked("trained", shown, [1, 0], **ours), "bm25": Picked("plain", shown[:1], [1, 1], **plain)}
+    return Question("t1", f"how long\nis it {text}", "f ( b )", "f", ["f", "f -> b"], selectors, **about)
 
 
-def test_plain_text_even_where_colour_is_forced(monkeypatch):
-    monkeypatch.setenv("FORCE_COLOR", "1")
-    stream = io.StringIO()
-    write_table(make(), stream)
-    assert "\x1b" not in stream.getvalue()
-
-
-def test_a_table_with_all_columns_is_no_wider_than_the_others():
-    names = ("rcr", "rcr_without_rl", "set_bsr_distinct", "oracle")
-    full = report_on({name: scores(80.0, implied_shown=100.0, exact_match=100.0, execution=100.0) for name in names})
-    full.answers = AnswersAsked("m", n=200, programs=150)
-    stream = io.StringIO()
-    write_table(full, stream)
-    lines = stream.getvalue().splitlines()
-    assert max(map(len, lines)) <= 100
-    assert "…" not in stream.getvalue()
-    assert all(
-        any(word in line for line in lines) for word in ("exact", "same", "implied", "query", "rcr_without_rl (SFT)")
+def test_report_shows_question_by_question_what_came_of_ours_and_the_best_plain_selector():
+    figures = {"rcr": scores(60.0, exact_match=50.0), "oracle": scores(80.0, exact_match=90.0)}
+    figures["random"] = scores(30.0, exact_match=10.0, intervals={"exact_match": (1.0, 80.0)})
+    figures["bm25"] = scores(50.0, exact_match=40.0, intervals={"exact_match": (-0.02, 12.3)})
+    asked = question({"answer": "f ( c )", "exact": False}, {"answer": "f ( b )", "exact": True})
+    text = report_text("mine", make(selectors=figures, advice="Deploy it."), [asked])
+    assert text.startswith("# mine, seed 7\n\nsplit covr-110: 100 test queries")
+    assert "\n\nDeploy it.\n\n## Ours less each other, points (95 % interval)\n\n" in text
+    assert "| bm25      | +10.0 (+0.0 to +12.3) |" in text
+    assert text.endswith(
+        "## Questions (also with the picks of bm25, the best plain selector)\n\n"
+        "### `t1` `how long is it`\n\ngold: `f ( b )`\n\n"
+        "rcr: wrong: `f ( c )`; its picks lack `f -> b`\n\n"
+        "1. `which rivers` → `` f ( `a` ) ``\n1. `b?` → `g`\n\n"
+        "bm25: right: `f ( b )`; its picks lack nothing\n\n"
+        "1. `which rivers` → `` f ( `a` ) ``\n"
     )
+
+
+def test_report_takes_no_text_of_the_data_for_markup():
+    planted = "``` <script>x</script> [a](http://b)\n# heading"
+    text = report_text("mine", make(), [question({}, {}, planted)])
+    line = next(line for line in text.splitlines() if line.startswith("### "))
+    assert line == "### `t1` ```` how long is it ``` <script>x</script> [a](http://b) # heading ````"
+    assert "rcr: its picks lack `f -> b`" in text

@@ -88,8 +88,7 @@ class ToyFamily(Family):
 RUN = """
 data: {split: 110, train_size: 40, test_size: 6, dev_size: 8}
 model: {family: toy, buckets: 16, state: halving}
-evaluation: {steps: 4, selectors: [random]}
-tensorboard: false
+evaluation: {selectors: [random]}
 threads: 1
 """
 TRAIN = """

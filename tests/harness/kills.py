@@ -36,9 +36,8 @@ data: {{split: 110, train_size: 24, test_size: 4, dev_size: 6}}
 model: {{family: lexical, dim: 8}}
 sft: {{epochs: 2}}
 grpo: {{enabled: true, epochs: 2, batch_size: 2, group_size: 4, lr: 0.01, evaluate_every: 2}}
-evaluation: {{steps: 4, selectors: [random, bm25], answers: true}}
+evaluation: {{selectors: [random, bm25], answers: true}}
 llm: {{kind: completion, model: m, concurrency: {AT_ONCE}}}
-tensorboard: false
 threads: 1
 """
 NURSERY = """

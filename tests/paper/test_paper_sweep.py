@@ -23,7 +23,7 @@ data: {train_size: 40, test_size: 6, dev_size: 5}
 model: {family: lexical, dim: 8}
 sft: {epochs: 1}
 grpo: {queries: 6, group_size: 2, epochs: 1, max_steps: 1, best_by: coverage}
-evaluation: {steps: 4, selectors: [random, bm25]}
+evaluation: {selectors: [random, bm25]}
 llm: {base_url: ADDRESS}
 threads: 1
 """

@@ -47,8 +47,7 @@ def settings(**sections: Any) -> Settings:
         "program": {"language": "sql"},
         "model": {"family": "lexical", "dim": 8},
         "sft": {"epochs": 1, "k": 2},
-        "evaluation": {"k": 2, "steps": 3, "selectors": ["random", "bm25", "fixed", "oracle"]},
-        "tensorboard": False,
+        "evaluation": {"k": 2, "selectors": ["random", "bm25", "fixed", "oracle"]},
         "threads": 1,
     }
     return Settings.model_validate({**values, **sections})

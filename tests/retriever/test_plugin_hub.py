@@ -191,8 +191,8 @@ def test_a_run_puts_its_data_and_figures_into_the_card(here):
 
     (here / "tiny.yaml").write_text(
         "data: {split: 110, train_size: 40, test_size: 6, dev_size: 5}\nmodel: {family: lexical, dim: 8}\n"
-        "sft: {epochs: 1}\nevaluation: {steps: 4, selectors: [random]}\n"
-        "tensorboard: false\nthreads: 1\n"
+        "sft: {epochs: 1}\nevaluation: {selectors: [random]}\n"
+        "threads: 1\n"
     )
     card = here / "runs" / "tiny" / "checkpoint" / "README.md"
     with answering() as server:

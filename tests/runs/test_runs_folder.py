@@ -18,7 +18,7 @@ from rcr_trainer.settings import DataSettings, Settings
 
 from langchain_rcr.errors import CheckpointError
 
-CONFIG = Settings(tensorboard=False)
+CONFIG = Settings()
 
 
 @pytest.fixture
@@ -270,17 +270,6 @@ def test_metrics_that_no_stage_logged_are_passed_over(folder, line):
     assert [row["stage"] for row in run.metrics()] == ["grpo"]
 
 
-def test_metrics_reach_tensorboard(folder):
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    run = Run.create(folder, Settings(tensorboard=True))
-    with run.stage("sft"):
-        run.log("sft", 3, {"loss": 0.25})
-    events = EventAccumulator(str(folder / "tensorboard" / "sft"))
-    events.Reload()
-    assert [(event.step, event.value) for event in events.Scalars("loss")] == [(3, 0.25)]
-
-
 CRASHES = """
 import gc, os, signal, sys
 from pathlib import Path
@@ -316,7 +305,7 @@ def check(run):
     if run.done("sft"):
         assert [row["loss"] for row in run.metrics("sft")] == [0.5]
 
-config = Settings(tensorboard=False)
+config = Settings()
 root = Path(sys.argv[1])
 gc.freeze()  # or else each child copies all memory when it collects
 for at in range(1, 200):

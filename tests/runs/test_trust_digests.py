@@ -91,7 +91,7 @@ def test_a_file_that_was_put_there_is_not_read(tmp_path: Path) -> None:
     "name", ["checkpoint/pool.jsonl", "checkpoint-sft/query_encoder/model.safetensors", "data/train.jsonl"]
 )
 def test_a_damaged_checkpoint_is_no_finished_run(tmp_path: Path, how: str, name: str) -> None:
-    config = Settings(output=tmp_path / "run", tensorboard=False)
+    config = Settings(output=tmp_path / "run")
     run = Run.create(tmp_path / "run", config)
     checkpoint(run.checkpoint)
     checkpoint(run.sft_checkpoint)
@@ -110,7 +110,7 @@ def test_a_damaged_checkpoint_is_no_finished_run(tmp_path: Path, how: str, name:
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_data_are_not_compared(tmp_path: Path, how: str) -> None:
-    run = Run.create(tmp_path / "run", Settings(output=tmp_path / "run", tensorboard=False))
+    run = Run.create(tmp_path / "run", Settings(output=tmp_path / "run"))
     checkpoint(run.checkpoint)
     write_split(
         run.data, Split("split", *[[Example(**row, id=row["target"]) for row in EXAMPLES[at::2]] for at in (0, 1)])

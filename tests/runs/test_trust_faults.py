@@ -1,7 +1,6 @@
 """What used to end in a traceback, or in a terminal out of control, is one clear line."""
 
 import contextlib
-import io
 import logging
 import resource
 from collections.abc import Iterator
@@ -14,7 +13,7 @@ from langchain_core.embeddings import Embeddings
 from rcr_trainer import cli
 from rcr_trainer.console import logged
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.table import write_table
+from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.layers import load_config
 from reports import report, scores
 from toys import lexical
@@ -82,7 +81,6 @@ def test_a_full_disk_in_a_file_that_grows(
         (["run", "demo.yaml", "--data.task=files", f"--data.train={LONG}"], "File name too long"),
         (["run", LONG], "File name too long"),
         (["evaluate", LONG], "File name too long"),
-        (["report", LONG], "File name too long"),
         (["init", LONG], "File name too long"),
         (["run", "demo.yaml", f"--seed={'1' * 10_000}"], "seed must be "),
         (["run", "demo.yaml", f"--seed={10**30}"], "seed must be a number of at most 18 digits"),
@@ -191,10 +189,9 @@ def test_explanations_and_tables_show_no_control_characters() -> None:
     assert controls(str(explained)) == set()
     assert explained.query.endswith(EVIL)
     made = report({"rcr": scores(), f"bm25 {EVIL}": scores()}, split=EVIL, left_out={EVIL: EVIL})
-    written = io.StringIO()
-    write_table(made, written)
-    assert controls(written.getvalue()) == set()
-    assert "[bold]" in written.getvalue()
+    written = report_text(EVIL, made, [])
+    assert controls(written) == set()
+    assert "[bold]" in written
 
 
 def test_what_is_logged_shows_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -44,12 +44,11 @@ def settings(server: OpenAIServer, **more: Any) -> dict[str, Any]:
     address = server.base_url.replace("//", "//me:hunter2-of-the-url@")
     return {
         "threads": 1,
-        "tensorboard": False,
         "data": {"train_size": 40, "test_size": 4, "dev_size": 4},
         "model": {"family": "lexical", "dim": 8},
         "sft": {"epochs": 1},
         "llm": {"kind": "chat", "model": "m", "base_url": address, "extra_body": EXTRA, "attempts": 1, "backoff": 0},
-        "evaluation": {"answers": True, "steps": 4, "selectors": ["random"]},
+        "evaluation": {"answers": True, "selectors": ["random"]},
         **more,
     }
 

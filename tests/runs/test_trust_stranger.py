@@ -128,9 +128,8 @@ SETTINGS: dict[str, tuple[dict[str, Any], str]] = {
 
 def run_folder(folder: Path, settings: dict[str, Any]) -> None:
     values: dict[str, Any] = {
-        "tensorboard": False,
         "model": {"family": "lexical", "dim": 4},
-        "evaluation": {"k": 2, "steps": 2, **settings.pop("evaluation", {"selectors": ["random"]})},
+        "evaluation": {"k": 2, **settings.pop("evaluation", {"selectors": ["random"]})},
     }
     config = Settings.model_validate(values | settings)
     if config.llm.kind in ("chat", "completion") and config.llm.given:

@@ -39,7 +39,6 @@ def rows(folder: Path, data: dict[str, Any], llm: dict[str, Any], **sections: An
     """What a tiny GRPO run logs."""
     values = {
         "output": folder,
-        "tensorboard": False,
         "threads": 1,
         "data": data,
         "model": {"family": "lexical", "dim": 8},

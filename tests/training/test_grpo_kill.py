@@ -37,9 +37,8 @@ model: {family: lexical, dim: 8}
 sft: {epochs: 1}
 grpo: {enabled: true, epochs: 6, batch_size: 2, group_size: 4, lr: 0.003, evaluate_every: 2}
 reward: {names: [structure_coverage]}
-evaluation: {steps: 4, selectors: [random], answers: false}
+evaluation: {selectors: [random], answers: false}
 llm: {model: m, base_url: ADDRESS}
-tensorboard: false
 threads: 1
 """
 

@@ -262,49 +262,19 @@ def test_prompts_show_the_picks_in_the_order_of_the_policy(order):
         assert prompt == APPENDIX_D.text(shown, query.source)
 
 
-@pytest.mark.slow
-def test_queries_that_teach_nothing_are_replaced():
-    """A third of the queries earns 1 or 0 by how many letters the prompt has, the others always 0."""
-    telling = {e.source for number, e in enumerate(SPLIT.train) if number % 3 == 0}
-
-    def answer(prompt):
-        question = question_of(prompt)
-        return Answer(GOLD[question] if question in telling and len(prompt) % 2 else "none")
-
-    def no_signal(resample):
-        llm, rows = Parrot(answer), []
-        config = FAST.model_copy(update={"resample": resample, "best_by": "coverage"})
-        result = run(
-            lexical(), config, make_reward("correctness", SPEC), llm=llm, log=lambda step, row: rows.append(row)
-        )
-        assert len(llm.prompts) <= sum(calls_at_most(config, 40, 0).values())
-        asked = [question_of(prompt) for prompt in llm.prompts]
-        assert all(asked.count(question) % 8 == 0 for question in set(asked))  # in whole groups
-        assert result.steps == 6
-        return np.mean([row["no_signal"] for row in rows if "no_signal" in row]), len(llm.prompts)
-
-    share, calls = no_signal(0)
-    assert calls == 2 * 40 * 8
-    once, more = no_signal(1)
-    assert once < share - 0.1
-    assert more > calls
-    often, most = no_signal(4)
-    assert often < once - 0.1
-    assert most > more
-
-
-def test_nothing_is_replaced_where_every_query_teaches_something():
-    """Each query has sequences that earn something, and sequences that earn nothing."""
+@pytest.mark.parametrize(("telling", "share"), [(frozenset(), 1.0), (frozenset(GOLD), 0.0)])
+def test_questions_whose_sequences_all_earn_the_same_are_counted(telling, share):
     seen = []
 
     def answer(prompt):
         seen.append(question_of(prompt))
-        return Answer(GOLD[seen[-1]] if seen.count(seen[-1]) % 2 else "none")
+        return Answer(GOLD[seen[-1]] if seen[-1] in telling and seen.count(seen[-1]) % 2 else "none")
 
-    llm, rows = Parrot(answer), []
-    config = FAST.model_copy(update={"resample": 2, "best_by": "coverage", "epochs": 1})
+    rows = []
+    config = FAST.model_copy(update={"best_by": "coverage", "epochs": 1})
+    llm = Parrot(answer)
     run(lexical(), config, make_reward("correctness", SPEC), llm=llm, log=lambda step, row: rows.append(row))
-    assert [row["no_signal"] for row in rows[1:]] == [0.0] * 3
+    assert [row["no_signal"] for row in rows[1:]] == [share] * 3
     assert len(llm.prompts) == 40 * 8
 
 

@@ -27,9 +27,7 @@ model: {family: lexical, dim: 16}
 sft: {epochs: 2}
 grpo: {enabled: true, epochs: 2, group_size: 8, lr: 0.001}
 reward: {names: [context_coverage]}
-evaluation: {steps: 4, selectors: [random]}
-tensorboard: false
-keep_state: false
+evaluation: {selectors: [random]}
 threads: 1
 """
 
@@ -58,7 +56,7 @@ def test_a_run_with_grpo_compares_the_policy_before_and_after(capsys, here):
     folder = here / "runs" / "demo"
     assert sorted(path.name for path in folder.iterdir()) == [
         "checkpoint", "checkpoint-sft", "config.yaml", "data", "evaluation.json", "metrics.jsonl",
-        "picks.jsonl", "run.json", "run.lock",
+        "picks.jsonl", "report.md", "run.json", "run.lock",
     ]  # fmt: skip
     report = json.loads((folder / "evaluation.json").read_text())
     assert list(report["selectors"]) == ["rcr", "rcr_without_rl", "random"]

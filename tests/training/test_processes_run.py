@@ -23,8 +23,7 @@ sft: {epochs: 2}
 grpo: {enabled: true, epochs: 2, batch_size: 5, group_size: 4, lr: 0.001}
 reward: {names: ["own_reward:covered"]}
 llm: {model: m, base_url: ADDRESS}
-evaluation: {steps: 4, selectors: [random], answers: true}
-tensorboard: false
+evaluation: {selectors: [random], answers: true}
 threads: 1
 """
 # Breaks in the second process, or kills every one, at its n-th call while sequences are rewarded.

@@ -27,7 +27,7 @@ def test_a_run_that_does_not_learn_is_told_what_to_try():
     result = Result("grpo", best_round=0, best_score=0.5, history=[BEFORE, EARLY])
     lines = list(closing_lines(result, "dev_reward"))
     assert "next to nothing: try a larger grpo.lr or more epochs" in lines[1]
-    assert "try grpo.resample" in lines[2]
+    assert "try a larger grpo.group_size" in lines[2]
     assert lines[-1] == "kept: SFT's own weights, as no later dev_reward was better than theirs, 0.5"
 
 

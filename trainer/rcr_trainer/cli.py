@@ -24,7 +24,6 @@ from rcr_trainer.console import (
     Parser,
     add_settings,
     command,
-    completion_script,
     flags,
     logged,
     number,
@@ -36,14 +35,12 @@ from rcr_trainer.console import (
 if TYPE_CHECKING:
     from rcr_trainer.evaluation.report import EvaluationReport
 
-EXTRA = (
-    *("jinja2", "langchain_openai", "matplotlib", "openai", "rank_bm25", "rich", "scipy", "tensorboard"),
-    *("torch", "transformers", "yaml"),
-)
+EXTRA = (*("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml"),)
 """The packages of the extra `train`, as they are imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
 
+_WIDTH = 100
 _LONGEST = 900
 """Characters of an error: a setting may be as long as its file."""
 
@@ -121,10 +118,11 @@ def _run(given: argparse.Namespace) -> None:
 
 
 def _show_report(report: EvaluationReport) -> None:
-    from rcr_trainer.evaluation.table import WIDTH, write_table
+    from rcr_trainer.evaluation.table import table
 
-    write_table(report, sys.stdout)
-    show(f"\n{textwrap.fill(report.advice, WIDTH, break_on_hyphens=False)}\n")
+    for line in table(report):
+        show(line)
+    show(f"\n{textwrap.fill(report.advice, _WIDTH, break_on_hyphens=False)}\n")
 
 
 def _evaluate(given: argparse.Namespace) -> None:
@@ -140,21 +138,6 @@ def _evaluate(given: argparse.Namespace) -> None:
         evaluation_stage(run)
     _show_report(EvaluationReport.read(run.path))
     show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'picks.jsonl'))}")
-
-
-def _report(given: argparse.Namespace) -> None:
-    from rcr_trainer.evaluation.page import write_page
-    from rcr_trainer.runs.folder import Run
-
-    runs = [Run.open(path, trust=given.trust, writes=False) for path in given.runs]
-    path = given.out or (runs[0].path / "report.html" if len(runs) == 1 else Path("report.html"))
-    write_page(runs, path)
-    show(f"written: {path} ({path.stat().st_size / 1e6:.1f} MB); open it in a browser")
-
-
-def _completion(given: argparse.Namespace) -> None:
-    names = list(build_parser([]).commands)
-    show(completion_script({name: build_parser([name]).commands[name] for name in names}))
 
 
 # ---------------------------------------------------------------- the parser
@@ -210,12 +193,8 @@ def build_parser(arguments: Sequence[str]) -> Parser:
         add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
     _add_learn(commands)
-    _add_report(commands)
     _add_paper(commands, called)
     _add_data(commands)
-    text = "print a bash script that completes commands and flags, settings included"
-    command(commands, "completion", _completion, text, 'completion  # use it: eval "$(rcr-train completion)"')
-    parser.commands = commands.choices
     return parser
 
 
@@ -229,15 +208,6 @@ def _add_learn(commands: Any) -> None:
     learn.add_argument("--questions", type=Path, metavar="FILE", help=text)
     learn.add_argument("--seed", type=int, default=0, help="of how the log is halved (default 0)")
     learn.add_argument("--trust", action="store_true", help="a model that the folder names may be fetched or opened")
-
-
-def _add_report(commands: Any) -> None:
-    text = "write runs as one HTML file: tables, and who picked what for which question"
-    report = command(commands, "report", _report, text, "report runs/demo runs/reinforced --out both.html")
-    report.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="a run folder that has been evaluated")
-    text = "the file (default: report.html in the run folder; of several runs, in the working directory)"
-    report.add_argument("--out", type=Path, metavar="FILE", help=text)
-    report.add_argument("--trust", action="store_true", help="the runs are yours: follow links out of their folders")
 
 
 def _add_paper(commands: Any, called: str) -> None:

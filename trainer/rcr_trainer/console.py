@@ -5,9 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import os
-import re
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
@@ -28,9 +27,6 @@ USUAL = {
 
 class Parser(argparse.ArgumentParser):
     """Errors take one line, and an unknown setting names the nearest known one."""
-
-    commands: Mapping[str, argparse.ArgumentParser]
-    """The parsers of the commands, by name."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line."""
@@ -110,24 +106,6 @@ def add_settings(
 def flags(given: argparse.Namespace) -> dict[str, str]:
     """The settings given as flags: dotted path → text."""
     return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
-
-
-def completion_script(parsers: Mapping[str, argparse.ArgumentParser]) -> str:
-    """A bash script that completes commands and their flags, and other words as file names."""
-    cases = []
-    for name, parser in parsers.items():
-        found = re.findall(r"^    (\w+) |^  (?:-\w, |    )?(--[\w.-]+)", parser.format_help(), re.MULTILINE)
-        cases.append(f'        {name}) words="{" ".join(map("".join, found))}" ;;')
-    listed = "\n".join(cases)
-    return f"""_rcr_train() {{
-    local current="${{COMP_WORDS[COMP_CWORD]}}" words="{" ".join(parsers)}"
-    if [ "$COMP_CWORD" -gt 1 ]; then case "${{COMP_WORDS[1]}}" in
-{listed}
-        *) words="" ;;
-    esac; fi
-    COMPREPLY=($(compgen -W "$words" -- "$current"))
-}}
-complete -o default -F _rcr_train {PROG}"""
 
 
 # ---------------------------------------------------------------- output

@@ -68,26 +68,6 @@ class _Rollout:
     scored: Tensor
     tally: Tally
 
-    def without_signal(self) -> IntArray:
-        """Of the queries, those whose sequences all earn the same: they teach nothing."""
-        return np.flatnonzero(~self._by_query(self.advantages).any(dim=1).cpu().numpy())
-
-    def take(self, places: IntArray, others: _Rollout, theirs: IntArray) -> None:
-        """Put others' queries (`theirs`) in the place of some of these; the figures count both."""
-        self.rows[places] = others.rows[theirs]
-        for mine, new in zip(self._tensors(), others._tensors(), strict=True):
-            self._by_query(mine)[places] = others._by_query(new)[theirs]
-        for name, (total, count) in others.tally.items():
-            self.tally[name] = self.tally[name][0] + total, self.tally[name][1] + count
-
-    def _tensors(self) -> list[Tensor]:
-        drawn = self.drawn
-        return [drawn.picks, drawn.log_probs, drawn.entropies, self.reference, self.advantages, self.scored]
-
-    def _by_query(self, values: Tensor) -> Tensor:
-        """(B, G, …) the same memory."""
-        return values.view(len(self.rows), len(values) // max(1, len(self.rows)), *values.shape[1:])
-
 
 def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """Reinforce a policy; the model ends with the weights of the best development figure.
@@ -127,7 +107,7 @@ def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool =
     handed, rounds = config.epochs * queries, math.ceil(config.epochs / config.evaluate_every)
     if config.max_steps is not None:
         handed, rounds = min(handed, config.max_steps * config.batch_size), min(rounds, config.max_steps)
-    per_query = (config.group_size + ADVANTAGES[config.advantage].reads_greedy) * (1 + config.resample)
+    per_query = config.group_size + ADVANTAGES[config.advantage].reads_greedy
     evaluations = 1 + rounds if config.best_by == "reward" else 0
     raced = config.race + len(WAYS) if config.race and races else 0
     return {"development": evaluations * dev, "search": raced, "training": handed * per_query}
@@ -172,14 +152,6 @@ class _GRPO:
         share, shape = self.processes.part(len(rows)), (len(rows), config.group_size, config.k)
         rng = np.random.default_rng([self.job.seed, epoch, batch + 1])
         rollout = self._roll_out(rows[share], rng.random(shape)[share])
-        for _ in range(config.resample):
-            fresh, uniforms = rng.integers(len(self.queries), size=len(rows))[share], rng.random(shape)[share]
-            replaced = rollout.without_signal()
-            if len(replaced):
-                others = self._roll_out(fresh[replaced], uniforms[replaced])
-                useful = np.setdiff1d(np.arange(len(replaced)), others.without_signal())
-                rollout.take(replaced[useful], others, useful)
-        rollout.tally["no_signal"] = (len(rollout.without_signal()), len(rollout.rows))
         return rollout, len(rows) * config.group_size, self._figures(rollout.tally)
 
     def _figures(self, tally: Tally) -> Figures:
@@ -204,6 +176,7 @@ class _GRPO:
         advantages, scored = estimate(config.advantage, shaped, greedy_shaped)
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
+        tally["no_signal"] = ((advantages == 0).all(axis=1).sum(), len(rows))
         for step, each in enumerate(drawn.entropies.sum(0).tolist(), start=1):
             tally[f"perplexity_{step}"] = each, len(drawn.picks)
         advantage = torch.from_numpy(advantages.ravel()).float().to(reference.device)

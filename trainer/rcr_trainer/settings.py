@@ -176,8 +176,6 @@ class EvaluationSettings(Section):
     """Which queries."""
     k: int = Field(4, ge=1)
     """Examples a query in the table (paper 4, section 4 "Model setup")."""
-    steps: int = Field(8, ge=1)
-    """Coverage is measured after 1 to this many picks, and always up to k."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "set_bsr_distinct", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
@@ -223,11 +221,6 @@ class Settings(Section):
     """CPU threads; null: torch's choice. Too many slow a run several-fold."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
-    tensorboard: bool = True
-    """Also write the metrics for TensorBoard."""
-    keep_state: bool = True
-    """Keep the training state of finished stages, up to four times the size of what they train, so that --resume can go
-    on to more epochs."""
     data: DataSettings = Field(default_factory=DataSettings)
     program: ProgramSettings = Field(default_factory=ProgramSettings)
     model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_of_its_family)] = Field(

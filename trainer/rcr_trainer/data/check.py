@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,8 +22,6 @@ _EXPORTED = ("inputs.", "messages.user"), ("outputs.", "messages.assistant")
 _SAMPLE = 200
 """Rows from which fields and language are guessed."""
 _WIDTH = 100
-_MAX_COMPARED = 8
-"""Earlier questions compared with one because of the same four letters; all of a template's would take too long."""
 _FLATTERS = "figures on them say nothing about new questions"
 
 
@@ -129,9 +125,7 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     return best if 2 * counts[best] >= len(sample) else TOKENS, said
 
 
-def check_files(
-    paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True, near: bool = True
-) -> list[FileCheck]:
+def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True) -> list[FileCheck]:
     """Look at files, and compare each with the first.
 
     Args:
@@ -139,7 +133,6 @@ def check_files(
         keys: their fields.
         spec: how programs are read.
         collect: go on after a row that can't be read.
-        near: also look for questions that nearly repeat others, which takes some 0.3 ms each.
 
     Raises:
         DataError: a file can't be read, or, without `collect`, a row.
@@ -151,10 +144,6 @@ def check_files(
         _check_rows(check, spec)
         if len(checks) > 1:
             _compare(check, checks[0], spec)
-        _check_repeats(check, spec)
-    for check in checks:
-        if near:
-            _check_near(check, checks[0])
         check.findings.sort(key=lambda finding: not finding.fix)
     return checks
 
@@ -180,7 +169,7 @@ def in_one_line(checks: Sequence[FileCheck]) -> str:
 
 
 def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
-    """Rows that can't be used, and programs that don't parse."""
+    """Rows that can't be used or repeat others, and programs that don't parse."""
     report, examples = check.report, check.examples
     check.note(len(report.faults), "rows that can't be read: {count}", report.faults, fix=True)
     blank = [f"{report.unit} {place}" for place in report.empty]
@@ -191,6 +180,8 @@ def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
     if 2 * len(places) > len(examples):
         text += f" ({guess_language([example.target for example in examples])[1]})"
     check.note(len(places), text, places, fix=True)
+    repeated = report.duplicates
+    check.note(len(repeated), "rows that repeat an earlier one: {count} of {total}", [report.at(repeated)])
 
 
 def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
@@ -205,70 +196,6 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
     text = f"programs (values aside) that also occur in {training.name}: {{count}} of {{total}}; "
     text += "normal where both come from one source, but they test no new combinations"
     check.note(count, text, overlap=True)
-
-
-def _check_repeats(check: FileCheck, spec: ProgramSpec) -> None:
-    """Pairs, questions and programs that a file has more than once."""
-    examples, repeated = check.examples, check.report.duplicates
-    check.note(len(repeated), "rows that repeat an earlier one: {count} of {total}", [check.report.at(repeated)])
-    programs: dict[str, dict[str, int]] = defaultdict(dict)
-    for number, example in enumerate(examples):
-        programs[plain(example.source)].setdefault(plain(example.target), number)
-    several = [list(numbers.values()) for numbers in programs.values() if len(numbers) > 1]
-    places = [f"{check.at(numbers[0])} ({len(numbers)} programs)" for numbers in several]
-    check.note(len(several), "questions with several programs: {count}", places)
-    keys = [spec.key(example.target) for example in examples]
-    for common, count in Counter(keys).most_common(1):
-        first = keys.index(common)
-        text = f"different programs, values aside: {{count}}; the commonest is behind {count} questions"
-        check.note(len(set(keys)), text, [check.at(first, examples[first].target)] if count > 1 else [])
-
-
-def _check_near(check: FileCheck, training: FileCheck) -> None:
-    """Questions that nearly repeat another one, of the same file or the training data."""
-    before = [] if check is training else [example.source for example in training.examples]
-    texts = [*before, *(example.source for example in check.examples)]
-    within, across = [], []
-    for earlier, later in near_repeats(texts):
-        if later < len(before) or plain(texts[earlier]) == plain(texts[later]):
-            continue
-        own = check.at(later - len(before))
-        if earlier < len(before):
-            across.append(f"{own} ~ {training.name}, {training.at(earlier)}")
-        else:
-            within.append(f"{own} ~ {check.at(earlier - len(before))}")
-    check.note(len(across), f"questions that nearly repeat one of {training.name}: {{count}} of {{total}}", across)
-    check.note(len(within), "questions that nearly repeat an earlier one: {count} of {total}", within)
-
-
-def near_repeats(texts: Sequence[str]) -> list[tuple[int, int]]:
-    """Find texts that nearly repeat an earlier one, up to case, punctuation and a few letters.
-
-    Two sets with a Jaccard similarity of 0.9 share one of the rarest tenth of either, so only texts that do are
-    compared (prefix filtering, Chaudhuri et al., 2006).
-
-    Returns:
-        Positions (earlier, later), one pair for each later text, in ascending order of the later.
-    """
-    words = [" ".join(re.findall(r"\w+", text.casefold())) for text in texts]
-    groups = [frozenset(f"   {text}   "[at : at + 4] for at in range(len(text) + 3)) for text in words]
-    count = Counter(group for own in groups for group in own)
-    having: dict[str, list[int]] = defaultdict(list)
-    first: dict[str, int] = {}
-    found = []
-    for later, own in enumerate(groups):
-        if (same := first.setdefault(words[later], later)) != later:
-            found.append((same, later))
-            continue
-        rarest = sorted(own, key=lambda group: (count[group], group))[: len(own) // 10 + 1]
-        candidates = sorted({earlier for group in rarest for earlier in having[group]})
-        alike = (n for n in candidates if 10 * len(own & groups[n]) >= 9 * len(own | groups[n]))
-        if (earlier := next(alike, None)) is not None:
-            found.append((earlier, later))
-        for group in rarest:
-            if len(having[group]) < _MAX_COMPARED:
-                having[group].append(later)
-    return found
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:

@@ -117,24 +117,19 @@ def greedy_coverage(
     return all_positions, all_gains
 
 
-def recall_by_step(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
-    """Share of each gold program's structures found in the union of its picks so far.
+def recall(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
+    """Share of each gold program's structures that one of its picks has, (B,) float64.
 
     Args:
         gold: (B, S) binary; no row may be empty.
         pool: (N, S) binary.
-        positions: (B, T) picks.
-
-    Returns:
-        (B, T) float64; [b, t] counts the picks 0 … t of query b.
+        positions: (B, k) picks.
     """
-    gold, pool = sparse.csr_array(gold), sparse.csr_array(pool)
-    recall = np.empty(positions.shape)
-    found = sparse.csr_array(gold.shape, dtype=gold.dtype)
-    for t in range(positions.shape[1]):
-        found = found.maximum(gold.multiply(pool[positions[:, t]]))
-        recall[:, t] = found.sum(axis=1)
-    return recall / np.diff(gold.indptr)[:, None]
+    count, k = positions.shape
+    entries = np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(count + 1) * k
+    picked = sparse.csr_array(entries, shape=(count, pool.shape[0]))
+    found = np.asarray(gold.multiply((picked @ pool).sign()).sum(axis=1), dtype=np.float64)
+    return found / np.diff(gold.indptr)
 
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:

@@ -1,8 +1,8 @@
 """An evaluation in one paragraph: what the data allows, where the selectors stand, whether ours is worth deploying.
 
-A language model's answers decide, by exact match and its interval; without them full and specific coverage are told,
-and decide nothing. Mean coverage never counts: six to ten points of it bought no answers on COVR. Intervals know one
-training run only. The best plain selector is the best on these same queries, which favours it.
+A language model's answers decide, by exact match and its interval; without them full coverage is told, and decides
+nothing. Mean coverage never counts: six to ten points of it bought no answers on COVR. Intervals know one training run
+only. The best plain selector is the best on these same queries, which favours it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,6 @@ LITTLE = 1.0
 """Points of coverage that are not worth a trained retriever."""
 LOW_CEILING = 60.0
 """Oracle coverage, %, below which examples are wanted more than selectors."""
-MORE_PICKS = 5.0
-"""Points of oracle coverage that make more picks worth naming."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +52,9 @@ def advise(report: EvaluationReport) -> str:
     if report.best_plain() is None:
         sentences.append("No plain selector was run, so nothing is said of whether rcr is worth deploying.")
     else:
-        gaps = _deciding(report)
-        sentences += [*_on_answers(report), *_on_coverage(report, gaps), _verdict(report, gaps)]
-        if _outcome(gaps) > 0 and STRONGEST not in report.selectors:
+        gap = _deciding(report)
+        sentences += [*_on_answers(report), *_on_coverage(report, gap), _verdict(report, gap)]
+        if gap is not None and gap.clear > 0 and STRONGEST not in report.selectors:
             sentences.append(f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer.")
     return " ".join([*sentences, *_on_reinforcement(report), *_on_queries(report)])
 
@@ -83,19 +81,12 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
     return Gap(name, metric, _shown(mine), _shown(its), _shown(mine - its), interval)
 
 
-def _deciding(report: EvaluationReport, rival: str | None = None) -> list[Gap]:
-    """Exact match where a language model's answers tell anything, else full and specific coverage."""
+def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
+    """Exact match where a language model's answers tell anything, else full coverage."""
     exact = _gap(report, "exact_match", rival)
     if exact is not None and exact.interval is not None and exact.ours + exact.other > 0:
-        return [exact]
-    coverages = (_gap(report, metric, rival) for metric in ("full_coverage", "specific_coverage"))
-    return [gap for gap in coverages if gap is not None]
-
-
-def _outcome(gaps: list[Gap]) -> int:
-    """1: ours is clearly better in one of them and worse in none; −1: the other way round; 0: neither."""
-    signs = {gap.clear for gap in gaps} - {0}
-    return signs.pop() if len(signs) == 1 else 0
+        return exact
+    return _gap(report, "full_coverage", rival)
 
 
 # ---------------------------------------------------------------- sentences
@@ -105,15 +96,14 @@ def _on_data(report: EvaluationReport) -> list[str]:
     oracle, k = report.oracle, report.k
     if oracle is None:
         return []
-    ceiling, most = _shown(oracle.coverage), _shown(oracle.coverage_by_step[-1])
+    ceiling = _shown(oracle.coverage)
     low = ceiling < LOW_CEILING
     only = "only " if low else ""
     what = "what the pool has of the gold programs" if report.gold == "pool" else "the gold programs"
     said = f"With {k} picks the data allows covering {only}{ceiling:.1f} % of {what} (the oracle, which sees them)"
     if not low:
         return [f"{said}."]
-    more = f"more picks ({report.steps} allow {most:.1f} %) or " if most - ceiling >= MORE_PICKS else ""
-    return [f"{said}: the rest is out of any selector's reach and takes {more}more examples."]
+    return [f"{said}: the rest is out of any selector's reach and takes more examples, or more picks."]
 
 
 def _on_answers(report: EvaluationReport) -> list[str]:
@@ -131,51 +121,46 @@ def _on_answers(report: EvaluationReport) -> list[str]:
     ]
 
 
-def _on_coverage(report: EvaluationReport, gaps: list[Gap]) -> list[str]:
-    """Full and specific coverage, where they are what decides."""
-    said = {
-        "full_coverage": f"Everything that the gold program needs is in rcr's picks for {{}} of {report.n} questions",
-        "specific_coverage": "Specific coverage, in which rare parts count most, is {} with rcr's picks",
-    }
+def _on_coverage(report: EvaluationReport, gap: Gap | None) -> list[str]:
+    """Full coverage, where there is nothing better."""
+    if gap is None or gap.metric != "full_coverage":
+        return []
     return [
-        f"{said[gap.metric].format(f'{gap.ours:.1f} %')}, {gap.other:.1f} % with those of {gap.name}, the best plain "
-        f"selector in that: {gap}."
-        for gap in gaps
-        if gap.metric in said
+        f"Everything that the gold program needs is in rcr's picks for {gap.ours:.1f} % of {report.n} questions, "
+        f"{gap.other:.1f} % with those of {gap.name}, the best plain selector in that: {gap}."
     ]
 
 
-def _verdict(report: EvaluationReport, gaps: list[Gap]) -> str:
+def _verdict(report: EvaluationReport, gap: Gap | None) -> str:
     if report.programs < FEW_PROGRAMS:
         return (
             f"The {report.n} questions ask for {report.programs} different programs: too few to tell whether rcr is "
             f"worth deploying, which takes {FEW_PROGRAMS} or more."
         )
-    best = gaps[-1].name
-    if gaps[0].metric == "exact_match":
-        if _outcome(gaps) > 0:
-            return "rcr is worth deploying."
-        if _outcome(gaps) < 0:
-            return f"rcr is not worth deploying here: use {best}."
-        return f"That is no clear difference: {best}, which needs no training, will do, unless more questions decide."
-    return (
-        "Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can "
-        "(evaluation.answers: true)."
-    )
+    if gap is None or gap.metric != "exact_match":
+        return (
+            "Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can "
+            "(evaluation.answers: true)."
+        )
+    if gap.clear > 0:
+        return "rcr is worth deploying."
+    if gap.clear < 0:
+        return f"rcr is not worth deploying here: use {gap.name}."
+    return f"That is no clear difference: {gap.name}, which needs no training, will do, unless more questions decide."
 
 
 def _on_reinforcement(report: EvaluationReport) -> list[str]:
-    if WITHOUT_RL not in report.selectors:
+    gap = _deciding(report, WITHOUT_RL) if WITHOUT_RL in report.selectors else None
+    if gap is None:
         return []
-    gaps = _deciding(report, WITHOUT_RL)
-    figures = "; ".join(f"{gap.metric.replace('_', ' ')}: {gap}" for gap in gaps)
+    figure = f"{gap.metric.replace('_', ' ')}: {gap}"
     if report.programs < FEW_PROGRAMS:
-        return [f"Whether reinforcement helped can't be told ({figures})."]
-    if _outcome(gaps) > 0:
-        return [f"Reinforcement helped ({figures})."]
-    if _outcome(gaps) < 0:
-        return [f"Reinforcement did harm ({figures}): the policy before it is in checkpoint-sft."]
-    return [f"Reinforcement made no clear difference ({figures})."]
+        return [f"Whether reinforcement helped can't be told ({figure})."]
+    if gap.clear > 0:
+        return [f"Reinforcement helped ({figure})."]
+    if gap.clear < 0:
+        return [f"Reinforcement did harm ({figure}): the policy before it is in checkpoint-sft."]
+    return [f"Reinforcement made no clear difference ({figure})."]
 
 
 def _on_queries(report: EvaluationReport) -> list[str]:

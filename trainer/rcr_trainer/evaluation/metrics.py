@@ -22,56 +22,9 @@ DRAWS = 2000
 
 def within_pool(gold: sparse.csr_array, pool: sparse.csr_array) -> sparse.csr_array:
     """The gold programs without the structures that no row of the pool has; rows may become empty."""
-    kept = sparse.csr_array(gold.multiply(_counts(pool) > 0))
+    kept = sparse.csr_array(gold.multiply(np.bincount(pool.indices, minlength=pool.shape[1]) > 0))
     kept.eliminate_zeros()
     return kept
-
-
-def specificity(pool: sparse.csr_array) -> np.ndarray:
-    """(S,) how rare each structure is: −log of the share of the pool's programs that have it; 0 if the pool lacks it.
-
-    Empty rows are of programs that don't parse, and don't count.
-    """
-    counts, programs = _counts(pool), int(np.count_nonzero(np.diff(pool.indptr)))
-    rarity: np.ndarray = np.where(counts > 0, np.log(max(programs, 1)) - np.log(np.maximum(counts, 1)), 0.0)
-    return rarity
-
-
-def shown_of(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> sparse.csr_array:
-    """(B, S) binary: the structures of each gold program that one of its picks has."""
-    n_queries, k = positions.shape
-    picked = (np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(n_queries + 1) * k)
-    union = (sparse.csr_array(picked, shape=(n_queries, pool.shape[0])) @ pool).sign()
-    return sparse.csr_array(gold.multiply(union))
-
-
-def weighted_recall(gold: sparse.csr_array, shown: sparse.csr_array, weights: np.ndarray) -> np.ndarray:
-    """(B,) in [0, 1]: the share of each gold program's weight that is shown; 1 where nothing of it has any weight.
-
-    Args:
-        gold: (B, S).
-        shown: (B, S), see `shown_of`.
-        weights: (S,) non-negative: `specificity`, or 1 for each structure that counts.
-    """
-    needed, found = gold @ weights, shown @ weights
-    recall: np.ndarray = np.divide(found, needed, out=np.ones(len(needed)), where=needed > 0)
-    return recall
-
-
-def duplicate_rate(programs: np.ndarray, positions: np.ndarray) -> float:
-    """In %: the share of queries whose picks have a program twice; equal numbers in (N,) are the same program."""
-    picked = np.sort(programs[positions], axis=1)
-    return 100 * float((picked[:, 1:] == picked[:, :-1]).any(axis=1).mean())
-
-
-def hub_share(positions: np.ndarray, most: int = 10) -> float:
-    """In %: the share of all picks that the `most` most picked examples make up."""
-    return 100 * float(np.sort(np.bincount(positions.ravel()))[-most:].sum() / max(1, positions.size))
-
-
-def _counts(pool: sparse.csr_array) -> np.ndarray:
-    """(S,): how many rows of the pool have each structure."""
-    return np.bincount(pool.indices, minlength=pool.shape[1])
 
 
 def cluster_bootstrap(

@@ -14,7 +14,7 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources, TradeOff
 from rcr_trainer.data import Example
-from rcr_trainer.data.coverage import recall_by_step, structure_matrices
+from rcr_trainer.data.coverage import recall, structure_matrices
 from rcr_trainer.evaluation.metrics import within_pool
 from rcr_trainer.evaluation.report import Choice, Gold
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
@@ -114,8 +114,8 @@ def choose(
     coverage = {}
     for value in grid:
         setattr(selector, parameter, value)
-        recall = recall_by_step(needed[kept], pool_structures, selector.pick(questions, k, exclude))
-        coverage[value] = 100 * float(recall[:, -1].mean())
+        picks = selector.pick(questions, k, exclude)
+        coverage[value] = 100 * float(recall(needed[kept], pool_structures, picks).mean())
     best = max(coverage, key=lambda value: coverage[value])
     setattr(selector, parameter, best)
     return Choice(parameter, best, coverage, len(kept), chosen_on)

@@ -19,14 +19,14 @@ from rcr_trainer.data import Example
 from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
 
-REPORT, PICKS = "evaluation.json", "picks.jsonl"
-FORMAT_VERSION = 2
+REPORT, PICKS, MARKDOWN = "evaluation.json", "picks.jsonl", "report.md"
+FORMAT_VERSION = 3
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
 
 Gold: TypeAlias = Literal["all", "pool"]
 """Which structures of a gold program count: all, or those that some candidate has."""
-Metric: TypeAlias = Literal["coverage", "full_coverage", "specific_coverage", "exact_match", "execution"]
+Metric: TypeAlias = Literal["coverage", "full_coverage", "exact_match", "execution"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
 """Ours are trained; an oracle sees the gold program; all others are plain, also those that learn from scores."""
@@ -34,7 +34,7 @@ Kind: TypeAlias = Literal["trained", "plain", "oracle"]
 
 @dataclass(slots=True)
 class SelectorScores:
-    """One selector's figures, for the report's k unless they are `by_step`.
+    """One selector's figures, for the report's k.
 
     Those from `exact_match` on are None where no language model was asked.
 
@@ -42,18 +42,9 @@ class SelectorScores:
         kind: what it needs to pick.
         coverage: share of the gold program's structures that the picks have together, mean over queries, %.
         full_coverage: queries for which none is missing, %.
-        specific_coverage: coverage of the structures that the pool has, each weighted by −log of the share of the
-            pool's programs that have it, %.
-        label_complete: queries whose picks have all single-node structures that the pool has, %.
-        duplicate_rate: queries whose picks hold the same program twice or more, %.
-        hub_share: share of all picks that the ten most picked examples make up, %; None in a pool of fewer than 100.
         prompt_length: characters of the picks' questions and programs, mean over queries.
         latency_ms: one query alone with its encoding, ms: median of 25, each the shortest of three calls.
         latency_batch_ms: a query among 64 picked together, likewise.
-        coverage_by_step: coverage of the first 1, 2, … picks, %.
-        implied_shown: of the queries whose program has values that questions imply and don't name
-            (`langchain_rcr.programs.implied_values`), those whose picks show all that the pool has, %; None: there are
-            no such queries.
         exact_match: answers that are the gold program, %.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %.
         no_program: answers that hold no program, %.
@@ -67,15 +58,9 @@ class SelectorScores:
     kind: Kind
     coverage: float
     full_coverage: float
-    specific_coverage: float
-    label_complete: float
-    duplicate_rate: float
-    hub_share: float | None
     prompt_length: float
     latency_ms: float
     latency_batch_ms: float
-    coverage_by_step: list[float]
-    implied_shown: float | None = None
     exact_match: float | None = None
     jaccard: float | None = None
     no_program: float | None = None
@@ -87,22 +72,19 @@ class SelectorScores:
 
 
 FIGURES = {
-    "exact_match": ("exact match, %", 1, "exact\nmatch %"),
-    "jaccard": ("structure Jaccard, %", 1, ""),
-    "execution": ("execution accuracy, %", 1, "same\nrows %"),
-    "coverage": ("coverage, %", 1, "coverage\n%"),
-    "full_coverage": ("full coverage, %", 1, "full\ncover. %"),
-    "specific_coverage": ("specific coverage, %", 1, "specific\ncover. %"),
-    "label_complete": ("labels complete, %", 1, "labels\ncompl. %"),
-    "implied_shown": ("implied values shown, %", 1, "implied\nvalues %"),
-    "duplicate_rate": ("with repeated programs, %", 1, ""),
-    "hub_share": ("top ten picks, %", 1, "top ten\npicks %"),
-    "prompt_length": ("prompt characters", 0, "prompt\nchars"),
-    "prompt_tokens": ("prompt tokens", 0, ""),
-    "cost": ("$ for 1,000 questions", 3, ""),
-    "latency_ms": ("ms for a question", 2, "ms per\nquery"),
+    "exact_match": ("exact match %", 1),
+    "execution": ("same rows %", 1),
+    "coverage": ("coverage %", 1),
+    "full_coverage": ("full cov. %", 1),
+    "prompt_length": ("chars", 0),
+    "latency_ms": ("ms/query", 2),
+    "jaccard": ("structure Jaccard %", 1),
+    "prompt_tokens": ("prompt tokens", 0),
+    "cost": ("$ for 1,000 questions", 3),
 }
-"""Figures of `SelectorScores`: title, decimals, and the heading in the terminal's table, if they are in it."""
+"""Figures of `SelectorScores`: title and decimals."""
+COLUMNS = ("exact_match", "execution", "coverage", "full_coverage", "prompt_length", "latency_ms")
+"""Those in the table of a comparison."""
 
 
 def shown(scores: SelectorScores | None, figure: str) -> str:
@@ -162,7 +144,6 @@ class EvaluationReport:
         split: name of the data split ("110", "template", …).
         seed: of the run.
         selectors: figures by selector; the trained retriever is `rcr`.
-        steps: picks that the curves go to.
         pool_size: candidates.
         part: which of the split's queries, "test" or "dev".
         skipped_queries: left out because their gold program doesn't parse.
@@ -185,7 +166,6 @@ class EvaluationReport:
     split: str
     seed: int
     selectors: dict[str, SelectorScores]
-    steps: int
     pool_size: int
     part: str = "test"
     skipped_queries: int = 0
@@ -251,8 +231,6 @@ class EvaluationReport:
             raise DataError(
                 f"{path} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"
             )
-        if any(len(scores.coverage_by_step) != report.steps for scores in report.selectors.values()):
-            raise DataError(f"{path} is no evaluation report: a curve has not {report.steps} steps")
         return report
 
 

@@ -21,8 +21,9 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
 from rcr_trainer.evaluation.plain import plain_selectors
-from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
+from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
 from rcr_trainer.evaluation.resources import learners, resources_of
+from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import check_data, load_model
 from rcr_trainer.runs.folder import Run
@@ -42,8 +43,8 @@ logger = logging.getLogger(__name__)
 def evaluation_stage(run: Run) -> EvaluationReport:
     """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
 
-    Writes picks.jsonl and evaluation.json. A first comparison writes them before a language model is
-    asked, without answers; those of an earlier one stay until it has answered.
+    Writes picks.jsonl, evaluation.json and report.md. A first comparison writes them before a language model is asked,
+    without answers; those of an earlier one stay until it has answered.
 
     Args:
         run: a run with a checkpoint.
@@ -91,6 +92,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             return
         write_picks(run.path, picks)
         report.write(run.path)
+        write_text(run.path / MARKDOWN, report_text(config.name, report, picks))
         # Who answered which questions is all that `evaluation.answer…` changes.
         if all(change.startswith("evaluation.answer") for change in changed):
             write_text(run.checkpoint / CARD, _card(config, policies[OURS], report))
@@ -113,7 +115,6 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             queries,
             task.spec,
             k=evaluation.k,
-            steps=evaluation.steps,
             split=split.name.removeprefix(f"{split.meta.get('task')}-"),
             part=evaluation.split,
             seed=config.seed,

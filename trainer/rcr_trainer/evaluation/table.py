@@ -1,68 +1,66 @@
-"""The report as a table of at most 100 columns; duplicates and the time in batches are in evaluation.json alone."""
+"""The report in Markdown: its table, which the command line shows, and report.md, question by question."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TextIO
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 from langchain_rcr.basics.section import printable
-from rcr_trainer.evaluation.report import FIGURES, OURS, WITHOUT_RL, EvaluationReport, Interval, Kind, shown
+from rcr_trainer.evaluation.report import (
+    COLUMNS,
+    FIGURES,
+    OURS,
+    WITHOUT_RL,
+    EvaluationReport,
+    Interval,
+    Kind,
+    Metric,
+    Picked,
+    Picks,
+    Question,
+    SelectorScores,
+    shown,
+)
 
-WIDTH = 100
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
-_STYLES = {"trained": "green", "oracle": "dim"}
-_HEADINGS = {name: heading for name, (_, _, heading) in FIGURES.items() if heading}
+_COMPARED: tuple[Metric, ...] = ("exact_match", "execution", "full_coverage")
+"""The figures whose intervals are shown."""
 
 
-def build_table(report: EvaluationReport) -> Table:
-    """A rich table, a row a selector; what it is about stands in the title and the caption."""
+def table(report: EvaluationReport) -> list[str]:
+    """What the command line shows: a row a selector between what is compared and what else has to be known."""
     every = report.selectors.values()
-    columns = [name for name in _HEADINGS if any(getattr(scores, name) is not None for scores in every)]
-    is_crowded = len(columns) >= len(_HEADINGS) - 1
-    if len(columns) == len(_HEADINGS):
-        columns.remove("hub_share")  # there is no room
-    table = Table(
-        title=printable(title(report)),
-        caption=printable("\n".join(notes(report))),
-        title_justify="left",
-        caption_justify="left",
-        title_style="bold",
-        caption_style="",
-        box=box.SIMPLE_HEAD,
-        collapse_padding=True,
-        pad_edge=False,
-        padding=(0, 0) if is_crowded else (0, 1),
-    )
-    table.add_column("selector", no_wrap=True)
-    for name in columns:
-        table.add_column(_HEADINGS[name], justify="right", no_wrap=True)
-    for name, scores in report.selectors.items():
-        table.add_row(
-            label(name, scores.kind),
-            *(shown(scores, column) for column in columns),
-            style="bold green" if name == OURS else _STYLES.get(scores.kind),
-        )
-    return table
+    columns = [name for name in COLUMNS if any(getattr(scores, name) is not None for scores in every)]
+    rows = [
+        [label(name, scores.kind), *(shown(scores, column) for column in columns)]
+        for name, scores in report.selectors.items()
+    ]
+    head = ["selector", *(FIGURES[column][0] for column in columns)]
+    return [*map(printable, [title(report), "", *markdown_rows(head, rows), "", *notes(report)])]
+
+
+def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
+    """The text of report.md: the table, the verdict, intervals, and what came of two selectors' picks, by question.
+
+    Args:
+        name: of the run.
+        report: the comparison.
+        picks: of the same selectors.
+    """
+    lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
+    if gaps := _intervals(report):
+        lines += ["## Ours less each other, points (95 % interval)", "", *gaps, ""]
+    rival = next((best[0] for m in _COMPARED if OURS in report.selectors and (best := report.best_plain(m))), None)
+    lines.append(f"## Questions{f' (also with the picks of {rival}, the best plain selector)' if rival else ''}")
+    for question in picks:
+        lines += ["", *_question(question, [name for name in (OURS, rival) if name in question.selectors])]
+    return printable("\n".join(lines) + "\n")
 
 
 def label(name: str, kind: Kind) -> str:
     """A selector's name with a note on what it is."""
-    name = printable(name)
     note = "of coverage" if kind == "oracle" else _NOTES.get(name)
     return f"{name} ({note})" if note else name
-
-
-def write_table(report: EvaluationReport, stream: TextIO) -> None:
-    """Write the table: with colours on a terminal, as plain text elsewhere."""
-    terminal = stream.isatty()
-    console = Console(
-        file=stream, force_terminal=terminal, no_color=None if terminal else True, width=WIDTH, markup=False
-    )
-    console.print(build_table(report), highlight=False)
 
 
 def gap_text(points: float, interval: Interval | None) -> str:
@@ -72,9 +70,16 @@ def gap_text(points: float, interval: Interval | None) -> str:
 
 
 def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, numbers flush right behind the first column."""
-    lines = ["| " + " | ".join(cell.replace("|", r"\|") for cell in cells) + " |" for cells in (head, *rows)]
-    return [lines[0], "|---" + "|---:" * (len(head) - 1) + "|", *lines[1:]]
+    """The lines of a table in Markdown, its columns aligned: numbers flush right behind the first column."""
+    cells = [[cell.replace("|", r"\|") for cell in row] for row in (head, *rows)]
+    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    sides = [str.ljust, *[str.rjust] * (len(head) - 1)]
+    lines = [
+        f"| {' | '.join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True))} |"
+        for row in cells
+    ]
+    rule = ["-" * (widths[0] + 2), *(f"{'-' * (width + 1)}:" for width in widths[1:])]
+    return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
 
 
 def title(report: EvaluationReport) -> str:
@@ -106,3 +111,49 @@ def notes(report: EvaluationReport) -> list[str]:
     if report.none_in_pool:
         lines.append(f"{report.none_in_pool} queries left out: the pool has nothing of their gold program.")
     return [*lines, *(f"{name} left out: {reason.rstrip('.')}." for name, reason in report.left_out.items())]
+
+
+def _intervals(report: EvaluationReport) -> list[str]:
+    """A table of what ours has more than each other selector; empty where there are too few programs for intervals."""
+    ours = report.selectors.get(OURS)
+    others = {name: scores for name, scores in report.selectors.items() if name != OURS}
+    metrics = [metric for metric in _COMPARED if any(metric in scores.intervals for scores in others.values())]
+    if ours is None or not metrics:
+        return []
+
+    def gap(scores: SelectorScores, metric: Metric) -> str:
+        points = (getattr(ours, metric) or 0) - (getattr(scores, metric) or 0)
+        return gap_text(points, scores.intervals[metric]) if metric in scores.intervals else "–"
+
+    rows = [[name, *(gap(scores, metric) for metric in metrics)] for name, scores in others.items()]
+    return markdown_rows(["ours less", *(FIGURES[metric][0].removesuffix(" %") for metric in metrics)], rows)
+
+
+def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
+    """What was asked, and what came of these selectors' picks."""
+    yield f"### {_code(question.id)} {_code(question.question)}"
+    yield ""
+    yield f"gold: {_code(question.gold)}"
+    for name in selectors:
+        yield ""
+        yield f"{name}: {_outcome(question, question.selectors[name])}"
+        yield ""
+        for pick in question.selectors[name].picks:
+            yield f"1. {_code(pick.source)} → {_code(pick.target)}"
+
+
+def _outcome(question: Question, own: Picked) -> str:
+    """The answer, if one was asked for, and what the picks lack."""
+    missing = [name for name, step in zip(question.structures, own.covered, strict=True) if not step]
+    lacks = f"its picks lack {', '.join(map(_code, missing))}" if missing else "its picks lack nothing"
+    if own.exact is None:
+        return lacks
+    verdict = "right" if own.exact else "other, with the same result" if own.execution else "wrong"
+    return f"{verdict}: {_code(own.answer) if own.answer else 'no program'}; {lacks}"
+
+
+def _code(text: str) -> str:
+    """A text as code in Markdown, on one line: nothing in it is taken for markup."""
+    line = " ".join(text.split())
+    fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
+    return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"

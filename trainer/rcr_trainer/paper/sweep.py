@@ -27,16 +27,13 @@ if TYPE_CHECKING:
     from rcr_trainer.evaluation.report import Picks
 
 # Appendix A: 110 questions are held out for GRPO; COVR and the standard split have no development questions.
-_DEFAULTS: dict[str, Any] = {
-    **{"tensorboard": False, "keep_state": False},
-    **{"data": {"dev_size": 0}, "grpo": {"queries": 110}},
-}
+_DEFAULTS: dict[str, Any] = {"data": {"dev_size": 0}, "grpo": {"queries": 110}}
 _OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
 """What the settings say of data that a split says itself."""
 _OF_A_FAMILY = ("model", "sft", "grpo")
 _COSTS = ("queries", "batch_size", "group_size", "epochs", "max_steps")
 """Settings of GRPO that hold for every family."""
-_OF_SFT = ("tensorboard", "keep_state", "threads", "data", "program", "model", "sft")
+_OF_SFT = ("threads", "data", "program", "model", "sft")
 _TRAINED = Variant(GRPO, {"grpo": {"enabled": True}, "evaluation": {"selectors": []}}, {})
 """The policy that some variants only evaluate."""
 

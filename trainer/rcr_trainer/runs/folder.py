@@ -4,13 +4,12 @@
     run.json          seed, command, git revision, versions, times, status, finished stages
     data/             the split that the run uses (`rcr_trainer.data.read_split`)
     metrics.jsonl     one JSON object a line: stage, step, time and the metrics
-    tensorboard/      the same for TensorBoard, a folder a stage
-    state/            of each stage of training what it needs to go on, after a kill or to more epochs
+    state/            of a stage of training that is not done what it needs to go on after a kill
     checkpoint/       the trained policy and pool.jsonl, its candidates
     checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison
     picks.jsonl       for each question and selector its picks, what they cover, the answer (`evaluation.report`)
-    report.html       all of this as a page, once `rcr-train report` has been called
+    report.md         all of this in Markdown
     run.lock          the process that works on the run, or worked on it last (`hold`)
 
 A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
@@ -27,7 +26,6 @@ import shutil
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,17 +44,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _RESULTS = (
-    *("data", "metrics.jsonl", "tensorboard", "state", "checkpoint", "checkpoint-sft"),
-    *("evaluation.json", "picks.jsonl", "report.html"),
+    *("data", "metrics.jsonl", "state", "checkpoint", "checkpoint-sft"),
+    *("evaluation.json", "picks.jsonl", "report.md"),
 )
 INCIDENTAL = (
-    *("name", "output", "threads", "tensorboard", "keep_state"),
+    *("name", "output", "threads"),
     *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
     *("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money"),
 )
 """Settings that change no result: a run may be continued with other values, such as a larger budget."""
-_LENGTHS = ("sft.epochs", "sft.max_steps", "grpo.epochs", "grpo.max_steps")
-"""Settings that a run may be continued with larger values of."""
 
 
 class Run:
@@ -91,7 +87,6 @@ class Run:
         self.foreign = foreign
         self.vectors: Known = {}
         self._record = record
-        self._writers: dict[str, Any] = {}
 
     @classmethod
     def create(
@@ -127,22 +122,16 @@ class Run:
     @classmethod
     def _continue(cls, folder: Path, config: Settings, *, resume: bool) -> Run:
         run = cls.open(folder, trust=True)
-        changed = differences(run.config, config, ignore=(*INCIDENTAL, *_LENGTHS))
-        longer = _longer(run.config, config)
+        changed = differences(run.config, config, ignore=INCIDENTAL)
         refused = ""
         if changed:
             refused = f"with other settings: {in_short(changed)}; give this one another name, or --overwrite"
         elif run.status != "finished" and not resume:
             refused = "that was not finished: --resume continues it, --overwrite starts over"
-        elif longer and not resume:
-            what = ", ".join(differences(run.config, config, ignore=INCIDENTAL))
-            refused = f"that ends earlier: {what}; --resume goes on, --overwrite starts over"
         if refused:
             raise ConfigError(f"{folder} holds a run {refused}")
         for stage in ("sft", "grpo"):
             remove_abandoned(run.state / stage)
-        if longer:
-            run._reopen(longer[0], config)
         if differences(run.config, config):
             write_text(folder / "config.yaml", to_yaml(config))
         run.config = config
@@ -214,14 +203,10 @@ class Run:
             if not finished:
                 self._set_status("interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed")
             raise
-        finally:
-            if name in self._writers:
-                self._writers.pop(name).close()
         seconds = round(time.perf_counter() - began, 2)
         self._record["stages"][name] = {"finished": now(), "seconds": seconds, **about}
         self._save()
-        if not self.config.keep_state:
-            _remove(self.state)
+        _remove(self.state)
 
     def repeat(self, stage: str, config: Settings) -> None:
         """Let a stage be done again, under other settings, which become the run's."""
@@ -230,38 +215,13 @@ class Run:
         self.config = config
         write_text(self.path / "config.yaml", to_yaml(config))
 
-    def _reopen(self, stage: str, config: Settings) -> None:
-        """Let a stage that has begun go on to a later end; what followed it will be done again."""
-        was, state = getattr(self.config, stage), self.state / stage
-        if was.epochs and self.done(stage) and not state.is_dir():
-            raise ConfigError(
-                f"{self.path} keeps no training state of {stage} to go on from (keep_state: false, or it was deleted): "
-                "give the run another name, or --overwrite"
-            )
-        if state.is_dir() and not (was.schedule == "constant" and was.warmup == 0 and not getattr(was, "on_policy", 0)):
-            logger.warning(
-                "%s resumes with the learning rates of its new length: the result is not that of a run of this length "
-                "(%s.schedule: constant, warmup: 0 and sft.on_policy: 0 would have made it the same)",
-                *(stage, stage),
-            )
-        if not self.done(stage):
-            return
-        # In this order: if this is killed in between, the same call does it again.
-        following = [name for name in ("grpo", "evaluation") if name != stage and self.done(name)]
-        if "grpo" in following:
-            _remove(self.state / "grpo")
-            _remove(self.sft_checkpoint)
-        for name in (*following, stage):
-            self._record["stages"].pop(name)
-        self._set_status("interrupted")
-
     def finish(self) -> None:
         """Mark the run as finished: every stage that was asked for is done."""
         if self.writes:
             self._set_status("finished")
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
-        """Append metrics, measured after a step of a stage, to metrics.jsonl and to TensorBoard."""
+        """Append metrics, measured after a step of a stage, to metrics.jsonl."""
         if not self.writes:
             return
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
@@ -273,14 +233,6 @@ class Run:
             file.seek(max(0, size - 1))
             lead = b"" if file.read() in (b"", b"\n") else b"\n"
             file.write(lead + json.dumps(line).encode() + b"\n")
-        if not self.config.tensorboard:
-            return
-        if stage not in self._writers:
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._writers[stage] = SummaryWriter(str(self.path / "tensorboard" / stage))
-        for name, value in finite.items():
-            self._writers[stage].add_scalar(name, value, step)
 
     def metrics(self, stage: str | None = None) -> list[dict[str, Any]]:
         """The logged metrics, of one stage or all; of a step logged twice (after a kill) the later."""
@@ -296,7 +248,6 @@ class Run:
             return
         lines = [json.dumps(row) for row in self._rows() if row["stage"] != stage]
         write_text(self.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
-        _remove(self.path / "tensorboard" / stage)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         """The lines of metrics.jsonl; one cut off by a kill, or that `log` can't have written, is passed over."""
@@ -344,20 +295,6 @@ def _refuse_links(folder: Path) -> None:
                 raise CheckpointError(
                     f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
                 )
-
-
-def _longer(before: Settings, now: Settings) -> list[str]:
-    """The stages that are to end later than before; one that is to end earlier is refused."""
-    longer = []
-    for path in _LENGTHS:
-        was, wanted = map(attrgetter(path), (before, now))
-        before_end, end = (math.inf if value is None else value for value in (was, wanted))
-        if end < before_end:
-            raise ConfigError(
-                f"{path} can't be lowered in a run that was begun ({was}, now {wanted}): give this one another name"
-            )
-        longer += [path.partition(".")[0]] if end > before_end else []
-    return longer
 
 
 def _remove(entry: Path) -> None:

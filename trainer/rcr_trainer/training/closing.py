@@ -16,7 +16,7 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     ),
     "no_signal": (
         "no signal {:.0%}: questions whose sequences all earned the same, which teaches nothing",
-        lambda share: "try grpo.resample, or a larger grpo.group_size or grpo.perplexity" if share > 0.5 else "",
+        lambda share: "try a larger grpo.group_size or grpo.perplexity, or a graded reward" if share > 0.5 else "",
     ),
     "clipped": ("clipped {:.0%}: sequences whose ratio left 1 ± grpo.epsilon; 0 with grpo.updates: 1", lambda _: ""),
     "unscored": (

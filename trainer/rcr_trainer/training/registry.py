@@ -90,9 +90,6 @@ class StageSettings(Section):
     max_grad_norm: float | None = Field(1.0, gt=0)
     """Gradients are scaled down to this norm; null: never."""
     warmup: Share
-    schedule: Literal["linear", "constant"] = "linear"
-    """The learning rate after the warm-up: linear falls to 0 at the last step (paper: linear), constant stays. With
-    constant and warmup 0, a run whose epochs --resume raised ends like one of that length."""
     keep: Literal["best", "last"] = "best"
     """Which weights are kept: the best by a development figure, which patience counts by, too, or the last (paper:
     names no choice)."""
@@ -176,9 +173,6 @@ class GRPOSettings(StageSettings):
     """Sequences drawn for each query, G (paper 32, section 4 "Training details")."""
     epochs: int = Field(8, ge=0)
     """Passes over the queries (paper 8, section 4 "Training details")."""
-    resample: int = Field(0, ge=0)
-    """How often a batch's queries whose sequences all earn the same, which teaches nothing, are replaced by others
-    (dynamic sampling); each time asks up to a batch of prompts again."""
     exclude_own_program: bool | None = None
     """A training query gets no candidate with its own program (paper: names no choice). null: as often as a question to
     come won't, which is taken from development questions of their own, or else from training questions."""

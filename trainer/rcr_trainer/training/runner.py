@@ -114,10 +114,7 @@ class Runner:
 
     @property
     def _decay(self) -> float:
-        step: float = self.result.steps
-        if self.config.schedule == "constant":
-            step = min(step, self.config.warmup * self.planned)
-        return linear(step, self.planned, self.config.warmup)
+        return linear(self.result.steps, self.planned, self.config.warmup)
 
     @property
     def at_end(self) -> bool:

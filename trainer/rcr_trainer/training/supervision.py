@@ -15,7 +15,7 @@ from scipy import sparse
 
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
-from rcr_trainer.data.coverage import greedy_coverage, recall_by_step, row_blocks, structure_matrices
+from rcr_trainer.data.coverage import greedy_coverage, recall, row_blocks, structure_matrices
 from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.errors import DataError
 
@@ -89,7 +89,7 @@ class Supervision:
         rows = np.flatnonzero(np.diff(self.needs.indptr))
         if not len(rows):
             return float("nan")
-        return float(100 * recall_by_step(self.needs[rows], self.pool, positions[rows])[:, -1].mean())
+        return float(100 * recall(self.needs[rows], self.pool, positions[rows]).mean())
 
 
 def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int) -> None:
