@@ -1,18 +1,19 @@
-"""A checkpoint on the Hugging Face hub: its model card, how it is pushed and fetched.
+"""A checkpoint on the Hugging Face hub: its model card, and how it is fetched.
 
 Only `hub:ORG/NAME` is looked for on the network; a folder that is missing isn't. Only the files of a checkpoint are
-fetched and pushed, none of which holds code.
+fetched, none of which holds code.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.base import DEFAULT_BASE, get_family
 from langchain_rcr.policy.manifest import FILES
 from langchain_rcr.programs import about
@@ -25,6 +26,7 @@ PREFIX = "hub:"
 WHERE_FROM = "which is on no package index yet: pip install a clone, or the wheel that `make dist` builds there"
 """How to get this distribution."""
 
+_TAGS = ("langchain", "few-shot", "in-context-learning", "example-selector", "semantic-parsing")
 _CARD = """---
 {metadata}
 ---
@@ -78,29 +80,6 @@ def fetched(where: str | os.PathLike[str]) -> Path:
         raise CheckpointError(f"{where} can't be fetched from the hub: {' '.join(str(error).split())[:300]}") from error
 
 
-def push(folder: Path, name: str, *, private: bool = True, message: str = "langchain-rcr checkpoint") -> str:
-    """Upload a checkpoint folder to ORG/NAME, which is created if need be, in one commit that replaces an earlier one.
-
-    Returns:
-        The address of the repository.
-
-    Raises:
-        InputError: the hub refuses, or can't be reached.
-    """
-    from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-
-    api, files = HfApi(), list(FILES)
-    try:
-        made = api.create_repo(name, private=private, exist_ok=True)
-        api.upload_folder(
-            repo_id=name, folder_path=folder, commit_message=message, allow_patterns=files, delete_patterns=files
-        )
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        raise InputError(f"{name} can't be pushed to the hub: {' '.join(str(error).split())[:300]}") from error
-    return str(made)
-
-
 def requirement(base: str | None, spec: ProgramSpec) -> str:
     """What pip has to install where a checkpoint is served."""
     extras = ",".join(filter(None, ("offline" if base == DEFAULT_BASE else "", about(spec.language).extra)))
@@ -121,30 +100,15 @@ def model_card(
 
     `metrics` are in % and for k picks; `measured_on` says in words what they were measured on.
     """
-    from huggingface_hub import EvalResult, ModelCardData
-
     base = config.pretrained
-    details: dict[str, Any] = {"base_model": base} if base is not None and _is_hub_name(base) else {}
+    about: dict[str, Any] = {"library_name": "langchain-rcr", "tags": list(_TAGS), "model_name": name or "rcr"}
+    about |= {"family": config.family, "program_language": spec.language}
+    about |= {"datasets": list(datasets)} if datasets else {}
+    about |= {"base_model": base} if base is not None and _is_hub_name(base) else {}
     # It is named in the checkpoint, not contained.
-    trust = ", trust=True" if "base_model" in details and get_family(config.family).frozen else ""
-    dataset = datasets[0] if datasets else "unnamed"
-    if metrics:
-        details["metrics"] = list(metrics)
-        details["eval_results"] = [
-            EvalResult("few-shot-example-selection", dataset, measured_on or dataset, metric, round(value, 2))
-            for metric, value in metrics.items()
-        ]
-    data = ModelCardData(
-        library_name="langchain-rcr",
-        tags=["langchain", "few-shot", "in-context-learning", "example-selector", "semantic-parsing"],
-        datasets=list(datasets) or None,
-        model_name=name or "rcr",
-        family=config.family,
-        program_language=spec.language,
-        **details,
-    )
+    trust = ", trust=True" if "base_model" in about and get_family(config.family).frozen else ""
     card = _CARD.format(
-        metadata=data.to_yaml(),
+        metadata="\n".join(f"{key}: {json.dumps(value)}" for key, value in about.items()),  # which is YAML, too
         title=name or "A step-by-step retriever of few-shot examples",
         config=config,
         spec=spec,

@@ -10,7 +10,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, Literal, Self, cast
 
 import numpy as np
@@ -28,7 +27,7 @@ from langchain_rcr.families.encoding import Backbone, Features
 from langchain_rcr.families.state import State, make_state
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.policy.hub import fetched, model_card, push
+from langchain_rcr.policy.hub import fetched, model_card
 from langchain_rcr.policy.manifest import CARD, inside, seal, verify
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import TOKENS, ProgramSpec
@@ -378,23 +377,6 @@ class TriEncoder(Module):
             write_json(path / "tri_encoder.json", meta)
             write_text(path / CARD, self.card or model_card(self.config, self.spec))
             seal(path)
-
-    def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload the checkpoint, without any examples, to the Hugging Face hub, where you must be logged in.
-
-        Args:
-            name: ORG/NAME; created if it doesn't exist.
-            private: whether a repository that is created now is private.
-
-        Returns:
-            The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
-
-        Raises:
-            InputError: the hub refuses, or can't be reached.
-        """
-        with TemporaryDirectory() as folder:
-            self.save_pretrained(folder)
-            return push(Path(folder), name, private=private)
 
     @classmethod
     def from_pretrained(

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 
 from pydantic import TypeAdapter
@@ -18,7 +17,7 @@ from langchain_rcr.basics.items import home_field
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
-from langchain_rcr.policy.hub import fetched, push
+from langchain_rcr.policy.hub import fetched
 from langchain_rcr.policy.triencoder import Runtime, TriEncoder
 from langchain_rcr.pool.arguments import Fields, check_fields
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
@@ -281,24 +280,6 @@ class Constructors:
         fields = cast("Fields", {**saved, **given})
         check_fields(**fields)
         return fields
-
-    def push_to_hub(self, name: str, *, private: bool = True) -> str:
-        """Upload encoder, examples and vectors to the Hugging Face hub, as you are logged in there.
-
-        Args:
-            name: ORG/NAME; made if it isn't there.
-            private: whether only its owner sees a repository that is made now. The examples are in it, in clear text.
-
-        Returns:
-            The address of the repository; `from_pretrained("hub:ORG/NAME")` reads it.
-
-        Raises:
-            InputError: the hub refuses, or can't be reached.
-            PoolError: as `save`.
-        """
-        with TemporaryDirectory() as folder:
-            self.save(folder)
-            return push(Path(folder), name, private=private)
 
 
 def _keys_of(

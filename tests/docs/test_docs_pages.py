@@ -62,7 +62,6 @@ SHORT = {
     "RCR_GRPO__QUERIES": "10",
     "RCR_GRPO__GROUP_SIZE": "2",
     "RCR_GRPO__MAX_STEPS": "1",
-    "RCR_TENSORBOARD": "false",
     "RCR_THREADS": "1",
 }
 WITHOUT_PRETRAINED_MODEL = {"RCR_MODEL__FAMILY": "lexical", "RCR_MODEL__BASE": "null", "RCR_MODEL__DIM": "32"}

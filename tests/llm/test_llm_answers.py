@@ -34,7 +34,7 @@ def test_answers_on_disk_are_parsed_again(tmp_path: Path) -> None:
     texts = [THINKING, "f(x)\nSource: more", "<think>only", "f(x"]
     settings = LLMSettings(stop=[], concurrency=1)  # in order
     for paid in (4, 0):
-        with LanguageModel(FakeListLLM(responses=texts), settings, cache_path=file, identity="m") as llm:
+        with LanguageModel(FakeListLLM(responses=texts), settings, cache_path=file, identity={"named": "m"}) as llm:
             answers = llm.generate(prompts)
             assert [(answer.program, answer.reason) for answer in answers] == [
                 ("answer(city(all))", ""),

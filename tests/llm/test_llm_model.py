@@ -16,7 +16,7 @@ from langchain_core.language_models import LLM, BaseLLM
 from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
-from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.errors import DataError
 from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
 from rcr_trainer.llm.model import LanguageModel
@@ -74,7 +74,7 @@ class Slow(LLM):
 
 
 def wrap(model: Any, *, cache_path: Path | None = None, account: str | None = None, **settings: Any) -> LanguageModel:
-    identity = None if cache_path is None else "a model"
+    identity = {"named": "a model"}
     return LanguageModel(
         model, LLMSettings(**{"max_tokens": 10, **settings}), cache_path=cache_path, identity=identity, account=account
     )
@@ -169,7 +169,7 @@ def test_an_instruction_precedes_the_prompt() -> None:
 def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: Path) -> None:
     def paid(identity: str = "echo", **settings: Any) -> int:
         file = tmp_path / "a.sqlite"
-        with LanguageModel(Echo(), LLMSettings(**settings), cache_path=file, identity=identity) as llm:
+        with LanguageModel(Echo(), LLMSettings(**settings), cache_path=file, identity={"named": identity}) as llm:
             llm.generate(["a"])
             return llm.stats.paid
 
@@ -178,12 +178,6 @@ def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: P
     assert paid("another") == 1
     assert paid(stop=["x"]) == 1
     assert paid() == 0
-
-
-def test_answers_in_a_file_need_an_identity(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"answers of Echo can't be kept in a file.*identity="):
-        LanguageModel(Echo(), cache_path=tmp_path / "a.sqlite")
-    assert not (tmp_path / "a.sqlite").exists()
 
 
 def test_a_budget_of_calls_stops_before_the_next_and_keeps_what_is_paid(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
         "",
     ]
     means = text.split("## ")[2].splitlines()
-    assert means[2] == "| main | exact match, % | coverage, % |"
+    assert means[2] == "| main | exact match % | coverage % |"
     assert means[4] == "| BM25 | 42.0 ± 1.4 | 84.0 ± 2.8 |"
 
 

@@ -59,7 +59,9 @@ def reinforce(model, config, llm, **options):
 
 def wants_labels(programs=GOLD, **options):
     """Answers right where every label of the gold program is shown, and only there."""
-    return LanguageModel(Composing(programs=programs, spec=ProgramSpec(max_size=1)), identity="labels", **options)
+    return LanguageModel(
+        Composing(programs=programs, spec=ProgramSpec(max_size=1)), identity={"named": "labels"}, **options
+    )
 
 
 def weights(model):

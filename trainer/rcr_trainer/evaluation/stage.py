@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from langchain_rcr.basics.files import write_text
@@ -72,31 +73,9 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
     held_out = HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
     policies, asks = _policies(run), evaluation.asks(config.llm)
-    ours: dict[str, PickFunction] = {
-        name: policy_picks(
-            policy,
-            task.pool,
-            task.spec,
-            mask_duplicates=evaluation.mask_duplicates,
-            fitted=task.dev if evaluation.split == "dev" else (),
-            held_out=held_out,
-            homes={query.source: query.home for query in queries},
-        )
-        for name, policy in policies.items()
-    }
+    ours = _ours(config, policies, task, queries, held_out)
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
-
-    def keep(report: EvaluationReport, picks: Picks) -> None:
-        if asks and report.answers is None and run.done("evaluation"):
-            return
-        write_picks(run.path, picks)
-        report.write(run.path)
-        write_text(run.path / MARKDOWN, report_text(config.name, report, picks))
-        # Who answered which questions is all that `evaluation.answer…` changes.
-        if all(change.startswith("evaluation.answer") for change in changed):
-            write_text(run.checkpoint / CARD, _card(config, policies[OURS], report))
-
     # The run's account and file of answers, wherever its folder is seen from.
     here = config.model_copy(update={"output": run.path})
     with open_language_model(here, task) if asks or learners(config) else nullcontext() as llm:
@@ -125,8 +104,42 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             trade_offs=plain.trade_offs,
             changed=changed,
             answerer=_answerer(config, task, llm, {name: policy.config.order for name, policy in policies.items()}),
-            keep=keep,
+            keep=partial(_keep, run, policies[OURS], asks),
         )
+
+
+def _ours(
+    config: Settings,
+    policies: Mapping[str, TriEncoder],
+    task: Task,
+    queries: Sequence[Example],
+    held_out: HeldOut,
+) -> dict[str, PickFunction]:
+    """The run's own policies as selectors."""
+    return {
+        name: policy_picks(
+            policy,
+            task.pool,
+            task.spec,
+            mask_duplicates=config.evaluation.mask_duplicates,
+            fitted=task.dev if config.evaluation.split == "dev" else (),
+            held_out=held_out,
+            homes={query.source: query.home for query in queries},
+        )
+        for name, policy in policies.items()
+    }
+
+
+def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, picks: Picks) -> None:
+    """Write a comparison; an earlier one stays as long as this one lacks the answers that will be asked for."""
+    if asks and report.answers is None and run.done("evaluation"):
+        return
+    write_picks(run.path, picks)
+    report.write(run.path)
+    write_text(run.path / MARKDOWN, report_text(run.config.name, report, picks))
+    # Who answered which questions is all that `evaluation.answer…` changes.
+    if all(change.startswith("evaluation.answer") for change in report.changed):
+        write_text(run.checkpoint / CARD, _card(run.config, policy, report))
 
 
 def policy_picks(

@@ -36,7 +36,7 @@ def table(report: EvaluationReport) -> list[str]:
         for name, scores in report.selectors.items()
     ]
     head = ["selector", *(FIGURES[column][0] for column in columns)]
-    return [*map(printable, [title(report), "", *markdown_rows(head, rows), "", *notes(report)])]
+    return [*map(printable, [title(report), "", *markdown_rows(head, rows, aligned=True), "", *notes(report)])]
 
 
 def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
@@ -69,16 +69,16 @@ def gap_text(points: float, interval: Interval | None) -> str:
     return f"{gap} ({' to '.join(ends)})" if ends else gap
 
 
-def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """The lines of a table in Markdown, its columns aligned: numbers flush right behind the first column."""
+def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]], *, aligned: bool = False) -> list[str]:
+    """The lines of a table in Markdown, numbers flush right behind the first column; `aligned` as text, too."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (head, *rows)]
-    widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+    widths = [max(map(len, column)) if aligned else 0 for column in zip(*cells, strict=True)]
     sides = [str.ljust, *[str.rjust] * (len(head) - 1)]
     lines = [
         f"| {' | '.join(side(cell, width) for side, cell, width in zip(sides, row, widths, strict=True))} |"
         for row in cells
     ]
-    rule = ["-" * (widths[0] + 2), *(f"{'-' * (width + 1)}:" for width in widths[1:])]
+    rule = ["-" * max(3, widths[0] + 2), *(f"{'-' * max(3, width + 1)}:" for width in widths[1:])]
     return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
 
 

@@ -54,8 +54,8 @@ class LanguageModel:
         model: a `BaseLLM` or `BaseChatModel`, with the temperature and the longest answer that the settings name.
         settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
             prompts.
-        cache_path: the file with the answers, kept over runs; None: in memory. It needs `identity`.
-        identity: a name, or a JSON object, that changes whenever the model or its parameters do.
+        identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
+        cache_path: the file with the answers, kept over runs; None: in memory.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
@@ -63,7 +63,6 @@ class LanguageModel:
         **options: of `Client`: the model's name, place, tokenizer and HTTP client.
 
     Raises:
-        ConfigError: a cache file without an identity.
         DataError: the cache file can't be used.
     """
 
@@ -72,21 +71,15 @@ class LanguageModel:
         model: Any,
         settings: LLMSettings | None = None,
         *,
+        identity: Mapping[str, Any] | None = None,
         cache_path: str | os.PathLike[str] | None = None,
-        identity: str | Mapping[str, Any] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
         account: str | None = None,
         **options: Any,
     ) -> None:
-        if cache_path is not None and identity is None:
-            raise ConfigError(
-                f"the answers of {type(model).__name__} can't be kept in a file without a name to tell it from other "
-                "models: pass identity='…', which changes whenever the model or its parameters do"
-            )
         self._settings = settings = settings or LLMSettings()
-        known = identity if isinstance(identity, Mapping) else {"named": identity}
-        self._client = client = Client(model, settings, identity=known, prompt=prompt, **options)
+        self._client = client = Client(model, settings, identity=identity or {}, prompt=prompt, **options)
         self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
         self._cache, self._account = AnswerCache(cache_path), account
         self._budget = Budget(settings, self._cache.spent(account) if account is not None else Use())
