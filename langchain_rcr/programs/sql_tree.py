@@ -19,65 +19,42 @@ from __future__ import annotations
 
 import re
 from collections import ChainMap
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from typing import Any
 
 from sqlglot import exp
 
+from langchain_rcr.programs.sql_nodes import (
+    CHANGES,
+    QUERIES,
+    SET_OPERATIONS,
+    argument,
+    arguments,
+    bare,
+    first_select,
+    flattened,
+    is_node,
+    joins_of,
+    relations_of,
+    said_of,
+    word_of,
+)
 from langchain_rcr.programs.tree import Tree, unfold
 
 ANON_TABLE, ANON_COLUMN = "ANON_TABLE", "ANON_COLUMN"
 PLACEHOLDER = "__jinja"
 """What a name begins with that stands for something else than a column or table."""
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
-_SET_OPERATIONS = ("union", "except", "intersect")
-_CHANGES = ("update", "delete", "merge")
-_QUERIES = ("select", *_SET_OPERATIONS, *_CHANGES)
 _BINARY = ("bytestring", "hexstring", "bitstring")
 _PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
-# All that sqlglot tells of a statement is in its tree, save for what is named here: by the name of an argument, or by
-# that of a node and an argument.
-_LEFT_OUT = {
-    "a name that the writer chose": "alias pivot.columns",
-    "how it is written": "datatype.nested literal.is_string limitoptions.rows coalesce.is_nvl coalesce.is_null "
-    "array.bracket_notation array.value_constructor variant_extract",
-    "said by the kind of join": "lateral.outer lateral.cross_apply",
-    "what a dialect's operator or function does, whatever the query": "typed div.safe dpipe.safe concat.safe "
-    "concat.coalesce concatws.safe concatws.coalesce concatws.flatten trycast.safe count.big_int round_input "
-    "only_json_types scalar_only json_subtype null_propagation null_safe null_is_empty null_delim_is_null "
-    "null_returns_null null_on_zero_variance null_if_no_match null_if_pos_overflow nulls_excluded check_null "
-    "zero_on_all_null zero_is_msb zero_based zero_start empty_is_zero empty_if_group_missing "
-    "empty_delimiter_returns_whole negative_length_returns_empty part_index_zero_as_one clamp_position "
-    "casts_non_integer_decimals fractions_supported requires_int128 date_part_boundary preserve_end_of_month "
-    "input_type_preserved struct_name_inheritance full_match uuid.is_string identify_pivot_strings "
-    "prefixed_pivot_columns pivot_column_naming value_columns_first",
-}
-_NOT_SAID = frozenset(" ".join(_LEFT_OUT.values()).split())
 # Nodes whose parts are known by what they are, so that none needs a name where one before it isn't there.
-_BY_KIND = frozenset({*_QUERIES, "insert", "create", "case", "table", "in", "limit", "offset", "order"})
-# What is said for True and False, where it isn't the argument's name, or nothing.
-_TRUE = {"unnest.offset": "ordinality", "lock.wait": "nowait"}
-_FALSE = {"lock.wait": "skip locked", "cte.materialized": "not materialized"}
-_TABLE_PARTS = ("pivots", "sample", "version", "when", "changes", "partition", "ordinality", "only")
+_BY_KIND = frozenset({*QUERIES, "insert", "create", "case", "table", "in", "limit", "offset", "order"})
 _STAR_PARTS = ("except", "replace", "rename", "ilike")
-_PIVOT_PARTS = ("expressions", "field", "fields", "using", "group", "default_on_null")
 # Functions that take units or formats as strings, without underscores.
 _DATED = re.compile(
     "strftime|strptime|timetostr|strto(time|date|unix)|unixtostr|fromunixtime|to(char|date|timestamp)"
     "|(parse|format)(date|time|datetime|timestamp)|(date|time)format|date(part|name|trunc)|trunc|extract"
-)
-_UNIT = re.compile(
-    "(millennium|century|decade|year|quarter|month|week|day|hour|minute|second|millisecond|microsecond)s?"
-    "|(iso)?(dow|doy|year)|epoch|weekday|dayof(week|month|year)|[dhimqswy]|dw|dy|mon|ww|iw",
-    re.IGNORECASE,
-)
-_FORMAT = re.compile(r"%\w|yy|mm|dd|hh|mi", re.IGNORECASE)
-# The order of a query's parts in its node; others follow.
-_CLAUSES = (
-    *("with", "this", "expression", "distinct", "expressions", "from", "where", "group", "having", "qualify"),
-    *("order", "limit", "offset"),
 )
 _SEES_ALIASES = frozenset({"group", "having", "qualify", "order"})
 
@@ -147,7 +124,7 @@ class SqlExpander:
             "and": self._connector,
             "or": self._connector,
             **dict.fromkeys(_COMPARISONS, lambda node, scope: (node.key, self._compared(node, scope))),
-            **dict.fromkeys(_QUERIES, self._query),
+            **dict.fromkeys(QUERIES, self._query),
         }
         if type(dialect).__name__ == "SQLite":  # where IS compares anything: newer sqlglot calls it null-safe
             self._rules["nullsafeeq"] = lambda node, scope: ("is", self._compared(node, scope))
@@ -163,7 +140,7 @@ class SqlExpander:
             return node, scope
         if isinstance(node, tuple):
             return node[0], [(each, _Scope()) for each in node[1]]
-        node = _bare(node)
+        node = bare(node)
         rule = self._rules.get(node.key)
         expanded = rule(node, scope) if rule else (node.key, self._below(node, scope))
         # NOT LIKE is a LIKE with this argument to sqlglot, a NOT with LIKE below it to older versions.
@@ -174,20 +151,20 @@ class SqlExpander:
         below = self._rest(node, scope, *taken)
         name = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
         if _DATED.fullmatch(name) or isinstance(node, exp.TimeUnit):
-            return [(word, []) if (word := _word(piece[0])) else piece for piece in below]
+            return [(word, []) if (word := word_of(piece[0])) else piece for piece in below]
         return below
 
     def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
         """What is below a node, but for some arguments."""
         pieces: list[_Piece] = []
-        names, lacks = _arguments(node.__class__), False
+        names, lacks = arguments(node.__class__), False
         for name in names if node.args.keys() <= node.arg_types.keys() else dict.fromkeys((*names, *node.args)):
             if name in taken:
                 continue
             part = self._part(node, name, scope)
             if not part:
                 lacks = lacks or not node.arg_types.get(name)
-            elif lacks and node.key not in _BY_KIND and _is_node(node.args[name]) and not node.arg_types.get(name):
+            elif lacks and node.key not in _BY_KIND and is_node(node.args[name]) and not node.arg_types.get(name):
                 # `a[:1]` has not what `a[1:]` has, in its place.
                 said = name.rstrip("_")
                 is_known = node.args[name].key.startswith(("var", said.replace("_", "")))
@@ -200,7 +177,7 @@ class SqlExpander:
         if value is None or name == "negate":
             return []
         if name in ("joins", "laterals"):
-            return [] if id(node) in self._flattened else self._joined(_flattened(_joins(node, name)), scope)
+            return [] if id(node) in self._flattened else self._joined(flattened(joins_of(node, name)), scope)
         return _pieces(value, scope, f"{node.key}.{name}")
 
     def _column_node(self, node: Any, scope: _Scope) -> _Node:
@@ -209,7 +186,7 @@ class SqlExpander:
 
     def _named(self, node: Any, scope: _Scope) -> _Node:
         """A table, or a function that returns one, with what is done to it."""
-        is_function = _is_node(node.this) and not isinstance(node.this, exp.Identifier)
+        is_function = is_node(node.this) and not isinstance(node.this, exp.Identifier)
         label, below = self._expand((node.this, scope)) if is_function else (self._table(node, scope).label, ())
         return label, [*below, *self._rest(node, scope, "this", "db", "catalog")]
 
@@ -218,7 +195,7 @@ class SqlExpander:
             return []
         parts: list[_Piece] = []
         for name in _STAR_PARTS:
-            items = _arg(node, name)
+            items = argument(node, name)
             below = [
                 (self._fold(item.args["alias"]) if self._names else ANON_COLUMN, [(item.this, scope)])
                 if item.key == "alias"
@@ -241,7 +218,7 @@ class SqlExpander:
         scope = self._open(node, outer)
         late = replace(scope, sees_aliases=True)
         below: list[_Piece] = []
-        for name in _arguments(node.__class__):
+        for name in arguments(node.__class__):
             value = node.args.get(name)
             if value is None or (name == "distinct" and isinstance(value, bool)):
                 continue
@@ -250,10 +227,10 @@ class SqlExpander:
                 below.append(("with", [*self._rest(value, scope, "expressions"), *ctes]))
             elif name in ("from", "from_"):
                 self._flattened.add(id(node))
-                below += self._joined(_relations(node), scope)
+                below += self._joined(relations_of(node), scope)
             else:
                 below += self._part(node, name, late if name in _SEES_ALIASES else scope)
-        keeps_all = node.key in _SET_OPERATIONS and node.args.get("distinct") is False
+        keeps_all = node.key in SET_OPERATIONS and node.args.get("distinct") is False
         return node.key + (" all" if keeps_all else ""), below
 
     def _joined(self, relations: Iterable[tuple[Any, Any]], scope: _Scope) -> list[_Piece]:
@@ -304,7 +281,7 @@ class SqlExpander:
         parts: list[_Piece] = []
         stack = [node]
         while stack:
-            top = _bare(stack.pop())
+            top = bare(stack.pop())
             if top.key == node.key:
                 stack += [top.expression, top.this]
             else:
@@ -315,7 +292,7 @@ class SqlExpander:
         return node.key, [(_string(node.name), []), *self._rest(node, scope, "this")]
 
     def _negative(self, node: Any, scope: _Scope) -> _Node:
-        inner = _bare(node.this)
+        inner = bare(node.this)
         is_number = isinstance(inner, exp.Literal) and not inner.is_string
         return (f"-{inner.this}", []) if is_number else ("neg", [(inner, scope)])
 
@@ -363,18 +340,18 @@ class SqlExpander:
         if id(query) in self._opened:
             return self._opened[id(query)]
         scope = self._opened[id(query)] = _Scope(_within(outer.sources), _within(outer.ctes))
-        ctes = _arg(query, "with")
+        ctes = argument(query, "with")
         for cte in ctes.expressions if ctes is not None else ():
             source = scope.ctes[self._fold(cte.args["alias"].this)] = _Source("cte")
             source.columns = self._columns(cte, scope)
-        targets = [query.args.get(name) for name in ("this", "using")] if query.key in _CHANGES else []
-        for relation, _ in (*_flattened([(target, None) for target in targets]), *_relations(query)):
+        targets = [query.args.get(name) for name in ("this", "using")] if query.key in CHANGES else []
+        for relation, _ in (*flattened([(target, None) for target in targets]), *relations_of(query)):
             self._enter(relation, scope)
         if query.key == "select":
             aliased = [item for item in query.expressions if item.key == "alias"]
             scope.aliases = {self._fold(item.args["alias"]): self._meaning(item, scope, True) for item in aliased}
-        elif query.key in _SET_OPERATIONS and query.args.get("order") is not None:
-            first = _first_select(query)
+        elif query.key in SET_OPERATIONS and query.args.get("order") is not None:
+            first = first_select(query)
             scope.aliases = self._open(first, scope).aliases if first is not None else {}
         return scope
 
@@ -395,7 +372,7 @@ class SqlExpander:
 
     def _columns(self, derived: Any, outer: _Scope) -> dict[str, str]:
         """Return what each column of a subquery or CTE means."""
-        select = _first_select(derived.this)
+        select = first_select(derived.this)
         if select is None:
             return {}
         scope = self._open(select, outer)
@@ -409,7 +386,7 @@ class SqlExpander:
         return columns
 
     def _meaning(self, item: Any, scope: _Scope, with_table: bool = False) -> str:
-        node = _bare(item)
+        node = bare(item)
         if node.key == "column" and not self._names:
             return self._column_label(node, scope)
         if node.key == "column":
@@ -417,100 +394,19 @@ class SqlExpander:
         return "literal" if node.key == "literal" else self._expand((node, scope))[0]
 
 
-@cache
-def _arguments(kind: Any) -> tuple[str, ...]:
-    """The arguments that are in the tree, in their order there."""
-    first = {"table": _TABLE_PARTS, "pivot": _PIVOT_PARTS, "drop": ("kind",)}.get(
-        kind.key, _CLAUSES if kind.key in _QUERIES else ()
-    )
-    names = sorted(kind.arg_types, key=lambda name: first.index(said) if (said := name.rstrip("_")) in first else 99)
-    return tuple(name for name in names if not {name, f"{kind.key}.{name}"} & _NOT_SAID)
-
-
 def _within(names: ChainMap[str, _Source]) -> ChainMap[str, _Source]:
     # Without the maps that are empty: in a chain of 3,000 unions, all but a query's own.
     return ChainMap({}, *filter(None, names.maps))
 
 
-def _arg(node: Any, name: str) -> Any:
-    # sqlglot 28 renamed `from` and `with` to `from_` and `with_`.
-    value = node.args.get(name)
-    return node.args.get(f"{name}_") if value is None else value
-
-
-def _is_node(value: Any) -> bool:
-    return hasattr(value, "arg_types")
-
-
 def _pieces(value: Any, scope: _Scope, name: str = "") -> list[_Piece]:
     """What stands for the value of an argument; of True and False, by the argument's name."""
-    if _is_node(value):
+    if is_node(value):
         return [(value, scope)]
     if isinstance(value, list):
         return [piece for item in value for piece in _pieces(item, scope)]
-    if isinstance(value, bool):
-        word = _TRUE.get(name, name.partition(".")[2].strip("_").replace("_", " ")) if value else _FALSE.get(name)
-    else:
-        word = None if value is None else str(getattr(value, "value", value)).lower()
+    word = said_of(value, name)
     return [] if word is None else [(word, [])]
-
-
-def _bare(node: Any) -> Any:
-    """Strip what has no meaning: brackets, aliases."""
-    while _means_nothing(node) and _is_node(node.this):
-        node = node.this
-    return node
-
-
-def _means_nothing(node: Any) -> bool:
-    if node.key == "subquery":
-        return not _said(node, "this", "alias")
-    return node.key in ("paren", "alias") or (node.key == "datatypeparam" and not _said(node, "this"))
-
-
-def _said(node: Any, *but: str) -> bool:
-    """Whether a node has more arguments than these."""
-    return any(value for name, value in node.args.items() if name not in but)
-
-
-def _relations(query: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield what a query reads from, each with its join (None for the first), joins in brackets flattened."""
-    source = _arg(query, "from")
-    first = [] if source is None else [(source.this, None)]
-    return _flattened([*first, *_joins(query, "joins"), *_joins(query, "laterals")])
-
-
-def _joins(node: Any, name: str) -> list[tuple[Any, Any]]:
-    """What is joined to a node, each with its join."""
-    joined = node.args.get(name) or []
-    return [(item.this, item) if name == "joins" else (item, None) for item in joined]
-
-
-def _flattened(relations: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    stack = [*relations][::-1]
-    while stack:
-        relation, join = stack.pop()
-        while _is_node(relation):
-            stack += [*_joins(relation, "joins"), *_joins(relation, "laterals")][::-1]
-            if relation.key != "subquery" or _said(relation, "this", "joins", "laterals"):
-                yield relation, join
-                break
-            if not _is_node(relation.this) or relation.this.key not in ("table", "subquery"):
-                yield relation, join
-                break
-            relation = relation.this
-
-
-def _word(node: Any) -> str:
-    """The word that a string is as a unit or a format; empty where it is neither."""
-    text = node.name if isinstance(node, exp.Literal) and node.is_string else ""
-    return text.lower() if _UNIT.fullmatch(text) else text if _FORMAT.search(text) else ""
-
-
-def _first_select(query: Any) -> Any:
-    while query is not None and query.key in (*_SET_OPERATIONS, "subquery", "paren"):
-        query = query.this
-    return query if query is not None and query.key == "select" else None
 
 
 def _string(text: str) -> str:

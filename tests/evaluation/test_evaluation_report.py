@@ -156,8 +156,11 @@ def test_table_says_what_counts():
 def question(ours, plain, text="", **about):
     """A question with the picks of ours and of bm25."""
     shown = [Example("a", f"which rivers {text}", "f ( `a` )"), Example("b", "b?", "g")]
-    selectors = {"rcr": Picked("trained", shown, [1, 0], **ours), "bm25": Picked("plain", shown[:1], [1, 1], **plain)}
-    return Question("t1", f"how long\nis it {text}", "f ( b )", "f", ["f", "f -> b"], selectors, **about)
+    selectors = {
+        "rcr": Picked("trained", shown, [0, 1, 0], **ours),
+        "bm25": Picked("plain", shown[:1], [1, 1, 1], **plain),
+    }
+    return Question("t1", f"how long\nis it {text}", "f ( b )", "f", ["b", "f", "f -> b"], selectors, **about)
 
 
 def test_report_shows_question_by_question_what_came_of_ours_and_the_best_plain_selector():
@@ -172,9 +175,9 @@ def test_report_shows_question_by_question_what_came_of_ours_and_the_best_plain_
     assert text.endswith(
         "## Questions (also with the picks of bm25, the best plain selector)\n\n"
         "### `t1` `how long is it`\n\ngold: `f ( b )`\n\n"
-        "rcr: wrong: `f ( c )`; its picks lack `f -> b`\n\n"
+        "rcr: wrong: `f ( c )`; its picks lack 2 of 3 structures, `b` among them\n\n"
         "1. `which rivers` → `` f ( `a` ) ``\n1. `b?` → `g`\n\n"
-        "bm25: right: `f ( b )`; its picks lack nothing\n\n"
+        "bm25: right: `f ( b )`; its picks lack 0 of 3 structures\n\n"
         "1. `which rivers` → `` f ( `a` ) ``\n"
     )
 
@@ -184,4 +187,4 @@ def test_report_takes_no_text_of_the_data_for_markup():
     text = report_text("mine", make(), [question({}, {}, planted)])
     line = next(line for line in text.splitlines() if line.startswith("### "))
     assert line == "### `t1` ```` how long is it ``` <script>x</script> [a](http://b) # heading ````"
-    assert "rcr: its picks lack `f -> b`" in text
+    assert "rcr: its picks lack 2 of 3 structures, `b` among them" in text

@@ -11,7 +11,8 @@ from sqlglot import exp
 from sqlglot.dialects.dialect import Dialect
 
 from langchain_rcr.programs import ProgramSpec, parse
-from langchain_rcr.programs.sql_tree import _LEFT_OUT, SqlExpander
+from langchain_rcr.programs.sql_nodes import _LEFT_OUT
+from langchain_rcr.programs.sql_tree import SqlExpander
 
 IS_OLD = int(sqlglot.__version__.split(".")[0]) < 30
 KINDS = [kind for kind in vars(exp).values() if inspect.isclass(kind) and issubclass(kind, exp.Expression)]

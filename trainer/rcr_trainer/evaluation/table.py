@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from langchain_rcr.basics.section import printable
+from langchain_rcr.programs.structures import is_label
 from rcr_trainer.evaluation.report import (
     COLUMNS,
     FIGURES,
@@ -36,7 +37,10 @@ def table(report: EvaluationReport) -> list[str]:
         for name, scores in report.selectors.items()
     ]
     head = ["selector", *(FIGURES[column][0] for column in columns)]
-    return [*map(printable, [title(report), "", *markdown_rows(head, rows, aligned=True), "", *notes(report)])]
+    lines = [title(report), "", *markdown_rows(head, rows, aligned=True)]
+    if said := notes(report):
+        lines += ["", *said]
+    return [*map(printable, lines)]
 
 
 def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
@@ -50,7 +54,8 @@ def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
     lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
     if gaps := _intervals(report):
         lines += ["## Ours less each other, points (95 % interval)", "", *gaps, ""]
-    rival = next((best[0] for m in _COMPARED if OURS in report.selectors and (best := report.best_plain(m))), None)
+    best = report.best_plain("exact_match") or report.best_plain()
+    rival = None if best is None else best[0]
     lines.append(f"## Questions{f' (also with the picks of {rival}, the best plain selector)' if rival else ''}")
     for question in picks:
         lines += ["", *_question(question, [name for name in (OURS, rival) if name in question.selectors])]
@@ -143,9 +148,11 @@ def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
 
 
 def _outcome(question: Question, own: Picked) -> str:
-    """The answer, if one was asked for, and what the picks lack."""
+    """The answer, if one was asked for, and what the picks lack: of structures their number, of labels the names."""
     missing = [name for name, step in zip(question.structures, own.covered, strict=True) if not step]
-    lacks = f"its picks lack {', '.join(map(_code, missing))}" if missing else "its picks lack nothing"
+    lacks = f"its picks lack {len(missing)} of {len(question.structures)} structures"
+    if labels := [_code(name) for name in missing if is_label(name)]:
+        lacks += f", {', '.join(labels)} among them"
     if own.exact is None:
         return lacks
     verdict = "right" if own.exact else "other, with the same result" if own.execution else "wrong"
