@@ -407,7 +407,7 @@ class TriEncoder(Module):
         try:
             family = get_family(str(meta["family"]))
             make_state(str(meta["state"]), 0.0)
-            spec = ProgramSpec(**meta["spec"])
+            spec = ProgramSpec.from_json(meta["spec"])
             saved_for: Runtime | None = "onnx" if meta.get("runtime") == "onnx" else None
             runtime = runtime or saved_for
             kinds = family.kinds(numpy=runtime != "torch")

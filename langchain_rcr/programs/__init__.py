@@ -6,10 +6,9 @@ from langchain_rcr.programs.languages import LANGUAGES, TOKENS, ProgramParser, a
 from langchain_rcr.programs.spec import ProgramSpec
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
-from langchain_rcr.programs.values import COVR_CLASSES, anonymize, implied_values
+from langchain_rcr.programs.values import anonymize, implied_values
 
 __all__ = [
-    "COVR_CLASSES",
     "LANGUAGES",
     "TOKENS",
     "ProgramParser",

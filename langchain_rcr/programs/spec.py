@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any, Literal
 
@@ -11,7 +12,7 @@ from langchain_rcr.programs.languages import about, get_parser
 from langchain_rcr.programs.remembering import remembered
 from langchain_rcr.programs.structures import local_structures
 from langchain_rcr.programs.tree import Tree
-from langchain_rcr.programs.values import COVR_CLASSES, anonymize, values
+from langchain_rcr.programs.values import anonymize, values
 
 LARGEST = 8
 """Of `max_size`: time and memory grow with its square."""
@@ -25,7 +26,6 @@ class ProgramSpec:
         language: the program language, see `get_parser`.
         anonymize: replace strings, numbers and `_` by constants (section 3); "names": those of tables and columns, too,
             in a language that has them (sql), for pools of several databases.
-        covr_classes: while anonymising, also replace COVR's symbols by their classes (appendix B).
         max_size: the size of the largest local structures, the paper's l = 4; 1 to 8.
         implied: values that stay, since no question names them; see `implied_values`.
 
@@ -36,7 +36,6 @@ class ProgramSpec:
 
     language: str = "functional"
     anonymize: bool | Literal["names"] = True
-    covr_classes: bool = False
     max_size: int = 4
     implied: tuple[str, ...] = ()
 
@@ -53,8 +52,6 @@ class ProgramSpec:
             raise InputError(f"max_size: must be at least 1, got {self.max_size}")
         if self.max_size > LARGEST:
             raise InputError(f"max_size: must be at most {LARGEST}, got {self.max_size:.9g}")
-        if self.covr_classes and not self.anonymize:
-            raise InputError("covr_classes: needs anonymize to be on")
 
     @property
     def named(self) -> ProgramSpec:
@@ -62,16 +59,29 @@ class ProgramSpec:
         return replace(self, anonymize=bool(self.anonymize))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes, without `implied` where it is empty: digests from before there was any stay valid."""
-        return {name: value for name, value in asdict(self).items() if name != "implied" or value}
+        """Return the attributes, `implied` where there are any; its digests are those of earlier versions."""
+        first = {"language": self.language, "anonymize": self.anonymize, "covr_classes": False}
+        return {**first, "max_size": self.max_size, **({"implied": self.implied} if self.implied else {})}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> ProgramSpec:
+        """Read what `to_json` returned.
+
+        Raises:
+            InputError: as the class; an earlier version has replaced COVR's words by classes.
+            TypeError: it is something else.
+        """
+        fields = {**value}
+        if fields.pop("covr_classes", False):
+            raise InputError("covr_classes: COVR's words are no longer replaced by classes: train again")
+        return cls(**fields)
 
     def tree(self, text: str) -> Tree | None:
         """Return the program's tree, anonymised if the spec says so, or None for what is not a program."""
         tree = self._parsed(text)
         if tree is None or not self.anonymize:
             return tree
-        classes = COVR_CLASSES if self.covr_classes else None
-        return anonymize(tree, classes, everywhere=about(self.language).inner_values, kept=frozenset(self.implied))
+        return anonymize(tree, everywhere=about(self.language).inner_values, kept=frozenset(self.implied))
 
     def values(self, text: str) -> set[str]:
         """Return the strings and numbers of a program as they are written there, quotes included."""

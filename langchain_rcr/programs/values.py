@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
 from langchain_rcr.basics.progress import track
@@ -18,14 +17,6 @@ from langchain_rcr.programs.tree import Tree
 
 if TYPE_CHECKING:
     from langchain_rcr.programs.spec import ProgramSpec
-
-COVR_CLASSES: Mapping[str, str] = MappingProxyType(
-    dict.fromkeys(("black", "white", "brown", "gray", "round", "square", "triangle"), "ANON_TYPE_VALUE")
-    | dict.fromkeys(("dog", "cat", "mouse", "animal"), "ANON_ENTITY")
-    | dict.fromkeys(("chasing", "playing with", "looking at"), "ANON_RELATION")
-    | dict.fromkeys(("color", "shape"), "ANON_TYPE")
-)
-"""The classes of COVR's symbols: the first three as in the paper's appendix B; it names none for color and shape."""
 
 FEWEST = 3
 """Programs that an implied value must be in; in fewer it may be an accident."""
@@ -38,39 +29,22 @@ _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 
-def anonymize(
-    tree: Tree, classes: Mapping[str, str] | None = None, *, everywhere: bool = False, kept: Collection[str] = ()
-) -> Tree:
+def anonymize(tree: Tree, *, everywhere: bool = False, kept: Collection[str] = ()) -> Tree:
     """Return the tree with its values replaced; doing it twice changes nothing more.
 
-    A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE. Inner nodes stay: the
-    function `round` is no value, the shape `round` is.
+    A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE. Inner nodes stay.
 
     Args:
         tree: the program.
-        classes: further values and what replaces each, such as COVR_CLASSES. A key of several words stands for a
-            chain: `playing with` replaces playing → with by a single leaf.
         everywhere: also replace labels of inner nodes, which keep their children (language `tokens`).
         kept: values that stay.
     """
-    classes = classes or {}
-    longest = max((key.count(" ") + 1 for key in classes), default=1)
 
-    def combine(label: str, below: list[tuple[Tree, tuple[str, ...]]]) -> tuple[Tree, tuple[str, ...]]:
-        # Beside each new tree, its old labels if it was a chain no longer than the longest key.
-        words: tuple[str, ...] = ()
-        if not below:
-            words = (label,)
-        elif len(below) == 1 and 0 < len(below[0][1]) < longest:
-            words = (label, *below[0][1])
-        replacement = classes.get(" ".join(words)) if words else None
-        if replacement is not None:
-            return Tree(replacement), words
-        if (everywhere or not below) and label not in kept:
-            label = classes.get(label) or _constant(label)
-        return Tree(label, tuple([child for child, _ in below])), words
+    def combine(label: str, below: list[Tree]) -> Tree:
+        is_value = (everywhere or not below) and label not in kept
+        return Tree(_constant(label) if is_value else label, tuple(below))
 
-    return tree.fold(combine)[0]
+    return tree.fold(combine)
 
 
 def values(tree: Tree, *, everywhere: bool = False) -> set[str]:

@@ -137,8 +137,6 @@ def test_a_bad_file_is_named_with_line_field_and_value(yaml_file, text, parts):
         ("data: {split: template}", "data.split = 'template'", "data.task = 'covr'"),
         ("data: {task: files}", "data.task = 'files'", "data.train"),
         ("data: {task: files, train: a, directory: d}", "data.train = 'a'", "data.directory = 'd'"),
-        ("program: {covr_classes: true, anonymize: false}", "program.covr_classes", "program.anonymize"),
-        ("program: {covr_classes: true, language: sql}", "program.covr_classes", "program.language = 'sql'"),
         ("sft: {bm25_top: 3}", "sft.bm25_worst = 5", "sft.bm25_top = 3"),
     ],
 )

@@ -57,9 +57,6 @@ def test_values_are_anonymised_wherever_they_stand():
         "a", "=", "ANON_STRING", "AND", "b", ">", "ANON_NUMBER", "(", "ANON_VALUE", ")",
     }  # fmt: skip
     assert "'x y'" in ProgramSpec("tokens", anonymize=False, max_size=1).structures("a = 'x y' 3")
-    assert [node.label for node in ProgramSpec("tokens", covr_classes=True).tree("the black dog , 2").walk()] == [
-        "the", "ANON_TYPE_VALUE", "ANON_ENTITY", ",", "ANON_NUMBER",
-    ]  # fmt: skip
 
 
 def test_other_languages_keep_the_heads_of_arguments():

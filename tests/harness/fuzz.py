@@ -50,7 +50,7 @@ from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.families import encoder, pooled
 from langchain_rcr.index.filters import Not, matches, parse_filter
-from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
+from langchain_rcr.programs import LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
 
 SLOW_S = 10.0
 SQL = tuple(f"sql:{dialect}" for dialect in ("postgres", "sqlite", "mysql", "bigquery", "tsql", "snowflake", "duckdb"))
@@ -73,7 +73,7 @@ def parsers(fuzz: Fuzz) -> str:
     if tree is None:
         return f"{language}: no program"
     assert str(tree) == str(get_parser(language).parse(text))
-    assert local_structures(anonymize(tree, COVR_CLASSES))
+    assert local_structures(anonymize(tree))
     assert ProgramSpec(language).key(text) == str(anonymize(tree, everywhere=language == "tokens"))
     return f"{language}: program"
 

@@ -5,7 +5,7 @@ from fuzzing import LONGEST, Fuzz
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from langchain_rcr.programs import COVR_CLASSES, LANGUAGES, ProgramSpec, Tree, anonymize, get_parser, local_structures
+from langchain_rcr.programs import LANGUAGES, ProgramSpec, Tree, anonymize, get_parser, local_structures
 
 QUICK = settings(max_examples=150, deadline=None, database=None, derandomize=True)
 
@@ -41,7 +41,7 @@ def test_no_text_makes_a_parser_raise(language: str, text: str) -> None:
     if tree is None:
         return
     assert tree == parser.parse(text)
-    assert local_structures(anonymize(tree, COVR_CLASSES))
+    assert local_structures(anonymize(tree))
     assert ProgramSpec(language).key(text) == str(anonymize(tree, everywhere=language == "tokens"))
 
 
@@ -53,7 +53,7 @@ def test_no_program_by_grammar_makes_a_parser_raise(language: str) -> None:
         tree = parser.parse(Fuzz(seed).program(language))
         parsed += tree is not None
         if tree is not None:
-            assert local_structures(anonymize(tree, COVR_CLASSES))
+            assert local_structures(anonymize(tree))
     assert parsed >= 20
 
 

@@ -110,7 +110,7 @@ def test_implied_values_stay_in_structures_and_not_in_keys():
 
 def test_a_spec_in_json_is_the_spec():
     spec = ProgramSpec("sql", implied=("1200",))
-    assert ProgramSpec(**{**spec.to_json(), "implied": ["1200"]}) == spec
+    assert ProgramSpec.from_json({**spec.to_json(), "implied": ["1200"]}) == spec
     assert "implied" not in SPEC.to_json()
     with pytest.raises(InputError, match="implied: strings were expected"):
         ProgramSpec(implied=(1200,))

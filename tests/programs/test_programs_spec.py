@@ -6,15 +6,15 @@ import scipy.sparse
 from rcr_trainer.data.coverage import structure_matrices
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.programs import COVR_CLASSES, ProgramSpec, Tree, anonymize, parse
+from langchain_rcr.programs import ProgramSpec, Tree, anonymize, parse
 
 COVR = "count ( with_relation ( filter ( black , find ( mouse ) ) , playing with , find ( dog ) ) )"
 
 
-def shown(text: str, classes: dict[str, str] | None = None, language: str = "functional") -> str:
-    tree = parse(text, language)
+def shown(text: str) -> str:
+    tree = parse(text, "functional")
     assert tree is not None
-    return str(anonymize(tree, classes))
+    return str(anonymize(tree))
 
 
 @pytest.mark.parametrize(
@@ -33,36 +33,11 @@ def test_anonymize_values(text: str, after: str) -> None:
     assert shown(text) == after
 
 
-def test_anonymize_covr_as_in_the_papers_appendix() -> None:
-    paper = (
-        "count ( with_relation ( filter ( ANON_TYPE_VALUE , find ( ANON_ENTITY ) ) , ANON_RELATION , "
-        "find ( ANON_ENTITY ) ) )"
-    )
-    tree = parse(COVR)
-    assert tree is not None
-    assert anonymize(tree, COVR_CLASSES) == parse(paper)
-    assert anonymize(tree) == tree
-
-
-def test_anonymize_collapses_only_a_whole_chain() -> None:
-    classes = {"playing with": "R", "with": "W", "a b c": "ABC"}
-    assert shown("f(playing with, playing, with, playing (with, x))", classes) == "f(R, playing, W, playing(W, x))"
-    assert shown("a b c", classes) == "ABC"
-    assert shown("x a b c", classes) == "x(ABC)"
-    assert shown("a b c d", classes) == "a(b(c(d)))"
-
-
-def test_anonymize_names_attributes_consistently() -> None:
-    color, shape = "query_attr [ color ] ( find ( cat ) )", "query_attr [ shape ] ( find ( dog ) )"
-    spec = ProgramSpec(covr_classes=True)
-    assert spec.key(color) == spec.key(shape) == "query_attr(ANON_TYPE, find(ANON_ENTITY))"
-
-
 def test_anonymize_twice_changes_nothing_more() -> None:
     tree = parse("f('a', 3, _, playing with, round)")
     assert tree is not None
-    once = anonymize(tree, COVR_CLASSES)
-    assert anonymize(once, COVR_CLASSES) == once
+    once = anonymize(tree)
+    assert anonymize(once) == once
 
 
 @pytest.mark.slow
@@ -70,7 +45,7 @@ def test_anonymize_does_not_recurse() -> None:
     tree = Tree("'x'")
     for _ in range(50_000):
         tree = Tree("f", (tree,))
-    assert str(anonymize(tree, COVR_CLASSES)).count("ANON_STRING") == 1
+    assert str(anonymize(tree)).count("ANON_STRING") == 1
 
 
 def test_spec_tree_structures_and_key() -> None:
@@ -106,12 +81,19 @@ def test_spec_reads_other_languages() -> None:
     [
         ({"language": "sqll"}, "did you mean 'sql'"),
         ({"max_size": 0}, "max_size: must be at least 1, got 0"),
-        ({"anonymize": False, "covr_classes": True}, "covr_classes: needs anonymize"),
     ],
 )
 def test_spec_refuses_bad_fields(fields: dict[str, object], said: str) -> None:
     with pytest.raises(InputError, match=said):
         ProgramSpec(**fields)  # type: ignore[arg-type]
+
+
+def test_what_an_earlier_version_wrote_is_read() -> None:
+    spec = ProgramSpec("sql", anonymize="names", max_size=3)
+    assert spec.to_json() == {"language": "sql", "anonymize": "names", "covr_classes": False, "max_size": 3}
+    assert ProgramSpec.from_json(spec.to_json()) == spec
+    with pytest.raises(InputError, match=r"covr_classes: .* train again"):
+        ProgramSpec.from_json({**spec.to_json(), "covr_classes": True})
 
 
 def test_matrices_by_hand() -> None:
@@ -122,7 +104,7 @@ def test_matrices_by_hand() -> None:
 
 
 def test_matrices_equal_the_sets() -> None:
-    spec = ProgramSpec(covr_classes=True)
+    spec = ProgramSpec()
     lists = [[COVR, "f(a, b(c), 3)", "scene ( )", COVR], [], ["f(b)", "f(a, b(c), 4)"]]
     matrices = structure_matrices(spec, *lists)
     names = sorted(set().union(*(spec.structures(text) for texts in lists for text in texts)))

@@ -105,21 +105,14 @@ class ProgramSettings(Section):
     anonymize: bool | Literal["names"] = True
     """Replace strings and numbers by constants (paper: yes). names: those of tables and columns, too, so that questions
     to one database find examples of others (language sql)."""
-    covr_classes: bool = False
-    """Also replace COVR's animals, colours and so on by their class (paper appendix B)."""
     max_size: int = Field(4, ge=1, le=8)
     """Largest local structure, l (paper 4, section 4 "Model setup")."""
 
     @model_validator(mode="after")
     def _agree(self) -> ProgramSettings:
-        if self.covr_classes and not self.anonymize:
-            advice = "classes are a part of anonymising"
-            raise contradiction("program.covr_classes", True, "program.anonymize", False, advice)
         if self.anonymize == "names" and not hasattr(get_parser(self.language), "shape"):
             advice = "its programs have no tables and columns"
             raise contradiction("program.anonymize", "names", "program.language", self.language, advice)
-        if self.covr_classes and self.language != "functional":
-            raise contradiction("program.covr_classes", True, "program.language", self.language, "COVR is functional")
         return self
 
 

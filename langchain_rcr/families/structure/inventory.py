@@ -137,7 +137,7 @@ class Inventory(Vocabulary):
             MissingExtraError: the language needs a package that is not installed.
             ValueError: a structure is there twice, or larger than the programs are cut into.
         """
-        inventory = cls(ProgramSpec(**value["spec"]), value["columns"])
+        inventory = cls(ProgramSpec.from_json(value["spec"]), value["columns"])
         if len(inventory.names) < sum(map(len, inventory.columns)):
             raise ValueError("a structure stands in two columns")
         if inventory.lengths.max(initial=1) > inventory.spec.max_size:
