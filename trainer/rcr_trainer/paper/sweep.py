@@ -215,7 +215,8 @@ class Sweep:
         if variant.settings.get("reward", {}).get("names") == ["likelihood"] and self._no_scores:
             return self._no_scores
         model = dict(self._given(variant)["model"])
-        return _unopened(get_family(model.pop("family")).settings(**model).pretrained)
+        reason = _unopened(get_family(model.pop("family")).settings(**model).pretrained)
+        return reason and f"--model.base names another model, such as a folder: {reason}"
 
     def _unlearned(self, selector: str) -> str:
         """Why a selector can't be compared; empty if it can, as far as the settings tell."""
