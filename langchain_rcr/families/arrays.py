@@ -38,7 +38,7 @@ def shifted(likely: Any, shift: Any, least: float) -> Any:
 def bag_sums(bags: SparseRows, weight: Any) -> Any:
     """(N, D): for each of N bags of V the weighted sum of the rows of `weight` (V, D)."""
     if isinstance(weight, np.ndarray):
-        return bags.csr() @ weight
+        return bags.times(weight)
     from torch import from_numpy
     from torch.nn.functional import embedding_bag
 

@@ -290,6 +290,8 @@ class BaseEncoder(ABC):
 
     def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of featurised items, without gradients."""
+        if len(features) == 1:
+            return self._array(features)
         size = batch_size or self.batch_size
         out = np.empty((len(features), self.dim), dtype=np.float32)
         batches = np.array_split(self.order(features), max(1, -(-len(features) // size)))

@@ -14,6 +14,7 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.items import Item
 from langchain_rcr.programs import ProgramSpec
 
@@ -87,6 +88,7 @@ def _clusters(programs: Sequence[frozenset[str]]) -> NDArray[np.int64]:
     """(N,) clusters of programs by average linkage of the Jaccard distance of their structures."""
     if len(programs) < 2:
         return np.zeros(len(programs), dtype=np.int64)
+    require("scipy", "train")
     from scipy.cluster.hierarchy import fcluster, linkage
     from scipy.sparse import csr_array
     from scipy.spatial.distance import squareform

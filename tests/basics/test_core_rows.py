@@ -4,7 +4,6 @@ import pickle
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_reader import run
@@ -61,18 +60,32 @@ def test_two_matrices_side_by_side():
 
 
 @pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("mkl", [True, False])
-def test_products_are_those_of_the_dense_matrix(monkeypatch, batch, mkl):
-    if not mkl:
-        monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
-    monkeypatch.setattr("langchain_rcr.basics.rows._AT_ONCE", 7)
+@pytest.mark.parametrize("scipy", [True, False])
+def test_products_are_those_of_the_dense_matrix(monkeypatch, batch, scipy):
+    monkeypatch.setattr("langchain_rcr.basics.rows.installed", lambda package: scipy)
     dense = drawn(0)
-    states = np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
-    scores = product(states, sparse(dense))
+    dense[[0, 7, 39]] = 0  # rows without numbers, the first and the last among them
+    rows, states = sparse(dense), np.random.default_rng(1).normal(size=(batch, 13)).astype(np.float32)
+    scores = product(states, rows)
     assert scores.shape == (batch, 40)
     assert scores.flags.c_contiguous
     np.testing.assert_allclose(scores, states @ dense.T, rtol=1e-5, atol=1e-6)
     assert product(states, sparse(dense[:0])).shape == (batch, 0)
+    change = np.where(np.arange(13) % 3, 0, states[0])
+    rows.follow(scores[0], change)
+    np.testing.assert_allclose(scores[0], dense @ (states[0] + change), rtol=1e-5, atol=1e-5)
+
+
+def test_products_with_a_matrix_and_sums_of_columns():
+    dense = drawn(2)
+    dense[[0, 39]] = 0
+    rows, matrix = sparse(dense), drawn(5, 13, 6)
+    np.testing.assert_allclose(rows.times(matrix), dense @ matrix, rtol=1e-5, atol=1e-6)
+    columns, weights = np.array([12, 0, 5], dtype=np.int32), np.float32([0.5, -2, 3])
+    np.testing.assert_allclose(rows.mixed(columns, weights), dense[:, columns] @ weights, rtol=1e-5, atol=1e-6)
+    assert rows.mixed(columns[:0], weights[:0]).tolist() == [0] * 40
+    other = drawn(6, 3, 13)
+    np.testing.assert_array_equal(np.asarray(rows.above(sparse(other))), np.concatenate([dense, other]))
 
 
 @settings(max_examples=40, deadline=None)
@@ -160,7 +173,7 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
     monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
         picks = run(select(need[:few], state, options, LocalReader(table, rows), barred[:few]))
-        assert ("_by_column" in table._candidate.rows.__dict__) is (by_column and k > 1)
+        assert ("_csc" in table._candidate.rows.__dict__) is (by_column and k > 1)
         np.testing.assert_array_equal(picks.positions, expected.positions[:few])
         np.testing.assert_allclose(picks.logits, expected.logits[:few], rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(picks.probabilities, expected.probabilities[:few], rtol=1e-4, atol=1e-6)
@@ -182,7 +195,7 @@ def test_rounding_that_adds_up_decides_nothing(monkeypatch):
         picks = greedy(need, table, SaturatingState(1.0), 3)
         assert picks.positions.tolist() == [[0, 7, 9]]
         np.testing.assert_allclose(picks.logits[0, 1:], [0.002, 0.001], rtol=1e-6)
-    assert "_by_column" in table._candidate.rows.__dict__
+    assert "_csc" in table._candidate.rows.__dict__
 
 
 def test_the_structure_family_gives_sparse_rows_that_hold_its_vectors():

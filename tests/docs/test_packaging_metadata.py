@@ -60,10 +60,10 @@ def test_git_ignores_nothing_of_the_packages() -> None:
 @pytest.mark.slow
 def test_serving_declares_what_it_imports_and_no_more() -> None:
     extras = [text for name in SERVING for text in EXTRAS[name]]
-    # pydantic-core is a part of pydantic; torch and transformers are for training, and serve where they are there.
-    beyond = {"pydantic-core", "torch", "transformers"}
+    # pydantic-core is a part of pydantic; the others are for training, and serve where they are there.
+    beyond = {"pydantic-core", "scipy", "torch", "transformers"}
     assert imported(ROOT / "langchain_rcr") - beyond == declared([*PROJECT["dependencies"], *extras])
-    assert {"torch", "transformers"} <= declared(EXTRAS["train"])
+    assert {"scipy", "torch", "transformers"} <= declared(EXTRAS["train"])
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from rcr_trainer.data.held_out import HeldOut
 from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
-from scipy.sparse import csr_array
 from training import train_grpo
 
+from langchain_rcr.basics import rows as basics_rows
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families import get_family
@@ -43,7 +43,7 @@ def fitted(questions=ITEMS, backbone=None, **options):
 
 
 def sparse(rows):
-    return csr_array(np.array(rows, dtype=np.float32))
+    return basics_rows.sparse(np.array(rows, dtype=np.float32))
 
 
 # ---------------------------------------------------------------- phrases
@@ -94,7 +94,7 @@ def test_phrases_and_incidence_by_hand(monkeypatch):
     monkeypatch.setattr(cues, "MOST", 1)
     assert cues.phrases(bags).tolist() == [0, -1, -1, -1, -1]
     present = cues.incidence(bags, np.array([-1, -1, 0, -1, 1]), 2)
-    assert present.toarray().tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
+    assert np.asarray(present).tolist() == [[1, 1, 1], [1, 0, 1], [0, 1, 1], [1, 0, 1], [0, 0, 1]]
 
 
 def test_phrases_speak_for_small_structures_where_they_are_sure():
@@ -146,8 +146,8 @@ def test_held_out_questions_are_seen_as_by_a_fit_without_their_fold(way):
         raw = kernel[np.ix_(out, kept)] @ np.linalg.solve(inner, gold[kept] - gold.mean(0)) + gold.mean(0)
         np.testing.assert_allclose(features.raw[out], raw, atol=2e-3)
         if way == PROGRAM:  # phrases are refitted without folds of programs alone
-            weights = cues.fit(present[kept], small[kept])
-            local = cues.likelihoods(present[out], weights)
+            weights = cues.fit(present.select(kept), small[kept])
+            local = cues.likelihoods(present.select(out), weights)
             np.testing.assert_allclose(features.local[out], local, atol=1e-4)
 
 

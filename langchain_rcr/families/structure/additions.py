@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import vstack
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
@@ -129,7 +129,7 @@ class NewLabels:
         number = {phrase: at for at, phrase in enumerate(self._phrases.idf)}
         column = np.array([number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
         known = cues.incidence(joined.landmarks.views.bags, column, len(number))
-        self.weights = cues.fit(vstack([known, self._present(questions)]).tocsr(), every)
+        self.weights = cues.fit(known.above(self._present(questions)), every)
 
     def likelihoods(self, questions: Sequence[str], predicted: _Floats) -> _Floats:
         """(N, SPARE) how likely each question needs each column: what the kernel says or the phrases, if that is more.
@@ -142,7 +142,7 @@ class NewLabels:
         likely: _Floats = np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
         return likely
 
-    def _present(self, questions: Sequence[str]) -> Any:
+    def _present(self, questions: Sequence[str]) -> SparseRows:
         """(N, F + 1) which of the added questions' phrases these have; see `cues.incidence`."""
         count = len(self._phrases)
         return cues.incidence(self._phrases.bags([Item(each) for each in questions]), np.arange(count), count)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array, diags_array
 
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import SparseRows
@@ -37,7 +36,7 @@ def phrases(bags: SparseRows) -> NDArray[np.int64]:
     return column
 
 
-def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> csr_array:
+def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> SparseRows:
     """(N, F + 1) which phrases each question has; the last column is all ones.
 
     Args:
@@ -46,13 +45,14 @@ def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> csr_ar
         count: F.
     """
     place = column[bags.columns]
-    rows = np.concatenate([bags.owner[place >= 0], np.arange(len(bags))])
-    columns = np.concatenate([place[place >= 0], np.full(len(bags), count)])
-    ones = np.ones(len(rows), dtype=np.float32)
-    return csr_array((ones, (rows, columns)), shape=(len(bags), count + 1))
+    kept = place >= 0
+    starts = np.concatenate([[0], np.cumsum(kept)])[bags.starts].astype(np.int32)
+    said = SparseRows(starts, place[kept].astype(np.int32), np.ones(int(kept.sum()), dtype=np.float32), count)
+    every = np.arange(len(bags) + 1, dtype=np.int32), np.zeros(len(bags), dtype=np.int32)
+    return said.beside(SparseRows(*every, np.ones(len(bags), dtype=np.float32), 1))
 
 
-def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
+def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
     """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
 
     Args:
@@ -60,30 +60,31 @@ def fit(present: csr_array, targets: NDArray[np.float32], rounds: int = ROUNDS) 
         targets: (N, S) 0 or 1, which structures each question's program has.
         rounds: how often the weights are updated.
     """
-    size, count = targets.shape[1], present.sum(axis=0)
+    size, count = targets.shape[1], np.bincount(present.columns, minlength=present.dim)
     rows, columns = np.nonzero(targets)
     # Only the weights between a structure and the phrases of its questions can leave 0: each pair of a question and a
     # structure of its program sums some of them.
-    lengths = np.diff(present.indptr)[rows]
-    ends = np.cumsum(lengths)
-    places = np.arange(ends[-1] if len(ends) else 0) + np.repeat(present.indptr[rows] - ends + lengths, lengths)
-    said, of = present.indices[places], np.repeat(columns, lengths)
-    cells = said.astype(np.int64) * size + of
-    taken = np.zeros(present.shape[1] * size, dtype=bool)
+    said = present.select(rows)
+    lengths = np.diff(said.starts)
+    cells = said.columns.astype(np.int64) * size + np.repeat(columns, lengths)
+    taken = np.zeros(present.dim * size, dtype=bool)
     taken[cells] = True
     used = np.flatnonzero(taken)
-    within = (np.ones(len(cells), dtype=np.float32), (np.cumsum(taken) - 1)[cells], np.concatenate([[0], ends]))
-    sums = csr_array(within, shape=(len(rows), len(used)))
-    scaled = csr_array(diags_array((1 / (count[used // size] + _PRIOR)).astype(np.float32)) @ sums.T)
-    found = _START * scaled.sum(axis=1)
-    for _ in track(range(rounds), "reading phrases"):
-        found *= scaled @ (1 / (likelihoods(sums, found) + _FLOOR))
+    place = (np.cumsum(taken) - 1)[cells]
+    scale = (1 / (count[used // size] + _PRIOR)).astype(np.float32)
     weights = np.zeros(len(taken), dtype=np.float32)
+    if not len(rows):
+        return weights.reshape(-1, size)
+    found = _START * scale * np.bincount(place).astype(np.float32)
+    for _ in track(range(rounds), "reading phrases"):
+        likely = 1 - np.exp(-np.add.reduceat(found[place], said.starts[:-1]))
+        shares = np.repeat(1 / (likely + _FLOOR), lengths)
+        found *= scale * np.bincount(place, shares).astype(np.float32)
     weights[used] = found
     return weights.reshape(-1, size)
 
 
-def likelihoods(present: csr_array, weights: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(N, S) P(s|x), or (N,) of weights (F + 1,) for one structure."""
-    likely: NDArray[np.float32] = 1 - np.exp(-(present @ weights))
+def likelihoods(present: SparseRows, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+    """(N, S) P(s|x), for weights (F + 1, S)."""
+    likely: NDArray[np.float32] = 1 - np.exp(-present.times(weights))
     return likely

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.sparse import csr_array
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
@@ -67,7 +67,7 @@ def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> N
     """
     targets = _learn(encoder, questions, seed)
     mean = targets.mean(axis=0)
-    dual = encoder.landmarks.inverse() @ (targets - mean)
+    dual = np.linalg.solve(encoder.landmarks.ridged(), targets - mean)
     bags = encoder.landmarks.views.bags
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     phrases = cues.phrases(bags)
@@ -129,7 +129,7 @@ def _left_out(
     targets: _Floats,
     inverse: NDArray[np.float64],
     dual: NDArray[np.float64],
-    present: csr_array,
+    present: SparseRows,
     folds: Folds,
     ways: Collection[int],
 ) -> dict[int, LeftOut]:
@@ -150,9 +150,9 @@ def _left_out(
             local[by] = np.zeros(small.shape, dtype=np.float32)
             without, folds_of_phrases = _numbered(numbers[:, by])
             for number in track(range(folds_of_phrases), "leaving out each fold"):
-                mine, others = without == number, without != number
-                weights = cues.fit(present[others], small[others])
-                local[by][mine] = cues.likelihoods(present[mine], weights)
+                mine, others = (np.flatnonzero(held) for held in (without == number, without != number))
+                weights = cues.fit(present.select(others), small[others])
+                local[by][mine] = cues.likelihoods(present.select(mine), weights)
         raw = without_folds(inverse, dual, targets, fold)
         left_out[way] = LeftOut(fold, raw, local[by])
     return left_out

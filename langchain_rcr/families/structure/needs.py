@@ -28,7 +28,7 @@ from langchain_rcr.families.arrays import norms, shifted, sums
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
-from langchain_rcr.families.structure import LANDMARKS, cues
+from langchain_rcr.families.structure import LANDMARKS
 from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views
@@ -456,8 +456,10 @@ class NumpyNeedEncoder(BaseEncoder):
 
     def local(self, bags: SparseRows) -> NDArray[np.float32]:
         """(N, C) what phrases say of the columns of small structures."""
-        present = cues.incidence(bags, self.phrases, len(self.speaks) - 1)
-        return cues.likelihoods(present, self.speaks)
+        said = np.split(self.phrases[bags.columns], bags.starts[1:-1])  # faster than `cues.likelihoods`
+        sums = [self.speaks[phrases[phrases >= 0]].sum(axis=0) for phrases in said]
+        likely: NDArray[np.float32] = 1 - np.exp(-(np.stack(sums) + self.speaks[-1]))
+        return likely
 
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
