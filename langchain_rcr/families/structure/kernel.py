@@ -91,7 +91,8 @@ class Landmarks:
 
     def inverse(self) -> NDArray[np.float64]:
         """(M, M): (K + ρI)⁻¹."""
-        return np.linalg.inv(self.ridged())
+        inverse: NDArray[np.float64] = np.linalg.inv(self.ridged())
+        return inverse
 
     def _overlap(self, bags: SparseRows) -> FloatArray:
         """(N, M) inner products of bags."""
