@@ -2,7 +2,7 @@
 
     python tests/try_wheel.py dist/langchain_rcr-….whl dist/langchain_rcr-….tar.gz
 
-What is missing there is installed as the error says, and nothing else; torch and transformers must not be. Picks are
+What is missing there is installed as the error says, and nothing else; torch, transformers and SciPy must not be. Picks are
 those of the environment that this runs in, which has them. Then the source distribution takes the wheel's place, and
 serves them too. Prints the sizes and times.
 """
@@ -36,7 +36,7 @@ try:
 except RCRError as error:
     sys.exit(str(error))
 assert picks == expected or not expected, (picks, expected)
-assert not any(map(find_spec, ("torch", "transformers"))), "torch or transformers got installed"
+assert not any(map(find_spec, ("torch", "transformers", "scipy"))), "torch, transformers or SciPy got installed"
 """
 
 

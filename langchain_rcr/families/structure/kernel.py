@@ -91,8 +91,7 @@ class Landmarks:
 
     def inverse(self) -> NDArray[np.float64]:
         """(M, M): (K + ρI)⁻¹."""
-        inverse: NDArray[np.float64] = np.linalg.inv(self.ridged())
-        return inverse
+        return np.asarray(np.linalg.inv(self.ridged()), dtype=np.float64)
 
     def _overlap(self, bags: SparseRows) -> FloatArray:
         """(N, M) inner products of bags."""
