@@ -8,9 +8,10 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
 from numbers import Real
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -89,17 +90,10 @@ class OutcomeLog:
         """
         if wrong := [one for one in picks if not isinstance(one[0], str) or not isinstance(one[1], int)]:
             raise InputError(f"not a pick of this retriever: id {wrong[0][0]!r:.80}, step {wrong[0][1]!r:.80}")
-        ordered = sorted(picks, key=lambda one: one[1])
-        line = {
-            "question": digest(question),
-            "picks": [one[0] for one in ordered],
-            "probabilities": [one[2] for one in ordered],
-            "outcome": _checked(outcome),
-            "explore": explore,
-            "policy": policy,
-            "run": run,
-        }
-        self._append(line | ({"text": question} if self.text else {}))
+        ids, _, probabilities = zip(*sorted(picks, key=itemgetter(1)), strict=True) if picks else ((), (), ())
+        text = {"text": question} if self.text else {}
+        made = Outcome(digest(question), ids, probabilities, _checked(outcome), explore, policy, run)
+        self._append({name: value for name, value in asdict(made).items() if name != "text"} | text)
 
     def outcome(self, run: str, outcome: float) -> None:
         """Append the outcome of a question recorded before, by its run; the last one counts.
@@ -161,7 +155,7 @@ def _checked(outcome: float | None) -> float | None:
 
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    names = {"question", "picks", "probabilities", "outcome", "explore", "policy", "run"}
+    names = {field.name for field in fields(Outcome)} - {"text"}
     with file.open(encoding="utf-8") as lines:
         for number, text in enumerate(lines, start=1):
             try:
