@@ -187,8 +187,9 @@ class Constructors:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
         spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
         source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
+        pool = ExamplePool(examples, source_key=source_key, target_key=target_key)
         prefer = home_field("" if fields.get("group") and prefer is None else prefer, examples)
-        items = ExamplePool(examples, source_key=source_key, target_key=target_key).items(prefer)
+        items = pool.items(prefer)
         fields_there = dict.fromkeys(chain.from_iterable(examples))
         for argument, keys in (("example_keys", example_keys or ()), ("prefer", [prefer] if prefer else ())):
             lacking = next((key for key in keys if key not in fields_there), None)
