@@ -1,13 +1,13 @@
-"""What serving costs with torch, without it, and in int8: the first question, the later ones, memory, installation.
+"""What serving costs by what reads the questions: the first question, the later ones, memory, installation.
 
     python benchmarks/cold.py --size 3000 --out cold.json
 
 The checkpoint is one of the default family over the default model (extra `offline`), fitted to COVR questions. Each
-side has processes of its own: "with torch" serves it as it was saved, "without torch" the same folder where torch and
-transformers can't be imported, "int8" what
-`save(…, runtime="onnx-int8")` wrote. The peer is LangChain's
-`MaxMarginalRelevanceExampleSelector` over its in-memory store, with the same model's vectors, read by ONNX Runtime as
-in "without torch". Figures are medians of CPU time over processes (first question) and questions (whole calls), one
+side has processes of its own, without what its installation wouldn't have: "torch" reads the questions where ONNX
+Runtime is not installed, "ONNX Runtime" the same folder where torch, transformers and SciPy are not; "int8" is what
+`save(…, runtime="onnx-int8")` wrote, "static" a policy fitted over the same model's input embeddings. The peer is
+LangChain's `MaxMarginalRelevanceExampleSelector` over its in-memory store, with the same model's vectors, read by ONNX
+Runtime. Figures are medians of CPU time over processes (first question) and questions (whole calls), one
 thread; memory is what the process holds after its questions. An installation is the sum of the files of all
 distributions that the requirement brings, without compiled bytecode.
 """
@@ -32,17 +32,19 @@ from typing import Any
 from common import limit_threads, sweep, table
 
 K, ASKED, PROCESSES = 4, 200, 3
-SIDES = ("with torch", "without torch", "int8", "LangChain MMR")
+SIDES = ("torch", "ONNX Runtime", "int8", "static", "LangChain MMR")
 NEEDS = {"langchain-rcr": (), "langchain-rcr[onnx,sql]": ("onnx", "sql"), "langchain-rcr[train]": ("train",)}
-_HIDDEN = {"torch", "transformers"}
 
 
 class Hidden:
-    """A finder that hides torch and transformers, as where they are not installed."""
+    """A finder that hides packages, as where they are not installed."""
+
+    def __init__(self, *packages: str) -> None:
+        self._packages = packages
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
         """See `importlib.abc.MetaPathFinder`."""
-        if name.partition(".")[0] in _HIDDEN:
+        if name.partition(".")[0] in self._packages:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
@@ -51,13 +53,18 @@ def prepare(size: int, folder: Path) -> None:
     from langchain_core.vectorstores import InMemoryVectorStore
     from rcr_trainer.data import covr_split
 
-    from langchain_rcr import SequentialCompositionalRetriever
+    from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
+    from langchain_rcr.families.base import DEFAULT_BASE
+    from langchain_rcr.programs import ProgramSpec
 
     split = covr_split("110", 0, size, 50)
     rows = [{"source": e.source, "target": e.target} for e in split.train]
     fitted = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=K, input_keys=["source"])
     fitted.save(folder / "whole")
     fitted.save(folder / "int8", runtime="onnx-int8")
+    items, base = [Item(row["source"], row["target"]) for row in rows], f"static:{DEFAULT_BASE}"
+    static = TriEncoder.fitted(items, spec=ProgramSpec("functional"), base=base)
+    SequentialCompositionalRetriever.from_encoder(static, rows, k=K, input_keys=["source"]).save(folder / "static")
     store = InMemoryVectorStore(model())
     store.add_texts([row["source"] for row in rows], metadatas=rows)
     store.dump(str(folder / "store.json"))
@@ -89,7 +96,7 @@ def opened(side: str, folder: Path) -> Any:
     if side != "LangChain MMR":
         from langchain_rcr import SequentialCompositionalRetriever
 
-        name = "int8" if side == "int8" else "whole"
+        name = side if side in ("int8", "static") else "whole"
         return SequentialCompositionalRetriever.from_pretrained(folder / name, k=K)
     from langchain_core.example_selectors import MaxMarginalRelevanceExampleSelector
     from langchain_core.vectorstores import InMemoryVectorStore
@@ -114,7 +121,7 @@ def ask(side: str, folder: Path) -> dict[str, Any]:
 
 
 def measured(size: int) -> dict[str, dict[str, float]]:
-    """Each side's figures, and the share of questions with the picks of "with torch"."""
+    """Each side's figures, and the share of questions with the picks of "torch"."""
     runs: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         prepare(size, Path(folder))
@@ -122,7 +129,7 @@ def measured(size: int) -> dict[str, dict[str, float]]:
             command = [sys.executable, __file__, "--side", side, "--folder", folder, "--out", "-"]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             runs.setdefault(side, []).append(json.loads(done.stdout))
-    expected, out = runs["with torch"][0]["picks"], {}
+    expected, out = runs["torch"][0]["picks"], {}
     for side, of in runs.items():
         figures = {name: median(run[name] for run in of) for name in ("first", "ms", "mb")}
         same = [ours == theirs for ours, theirs in zip(of[0]["picks"], expected, strict=True)]
@@ -196,8 +203,8 @@ def main() -> int:
     limit_threads(1)
     logging.disable(logging.WARNING)
     if options.side:
-        if options.side != "with torch":
-            sys.meta_path.insert(0, Hidden())  # type: ignore[arg-type]
+        hidden = ("onnxruntime",) if options.side == "torch" else ("torch", "transformers", "scipy")
+        sys.meta_path.insert(0, Hidden(*hidden))  # type: ignore[arg-type]
         print(json.dumps(ask(options.side, options.folder)))
         return 0
     sizes = {name: installation(extras) for name, extras in NEEDS.items()}

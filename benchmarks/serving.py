@@ -81,20 +81,17 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
     """Ours over given vectors; the text of a question is its position in (Q, D)."""
     import numpy as np
-    import torch
 
     from langchain_rcr import SequentialCompositionalRetriever, TriEncoder
     from langchain_rcr.basics.rows import Rows, SparseRows, taken
     from langchain_rcr.families import get_family
-    from langchain_rcr.families.encoder import Encoder
+    from langchain_rcr.families.encoding import BaseEncoder
 
-    class Looked(Encoder):
+    class Looked(BaseEncoder):
         """Vectors that are looked up."""
 
         def __init__(self, rows: Rows) -> None:
-            super().__init__()
             self.table, self.dim = rows, rows.shape[1]
-            self.none = torch.nn.Parameter(torch.zeros(1))
 
         def featurize(self, items: Sequence[Any]) -> Any:
             return [item.source for item in items]
@@ -276,15 +273,13 @@ def reading() -> dict[str, dict[str, float]]:
     from rcr_trainer.data import covr_split
 
     from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
-    from langchain_rcr.families.backbone import TransformerBackbone
-    from langchain_rcr.families.base import DEFAULT_BASE
 
     split = covr_split("110", 0, 600, 20)
     rows = [{"source": e.source, "target": e.target} for e in split.train]
     items = [Item(row["source"], row["target"]) for row in rows]
-    backbone = TransformerBackbone(DEFAULT_BASE)
-    embeddings = TriEncoder.build("embeddings", items, backbone=backbone)
     fitted = SequentialCompositionalRetriever.from_examples(rows, language="functional", k=K, input_keys=["source"])
+    backbone: Any = fitted.store.encoder.backbone
+    embeddings = TriEncoder.build("embeddings", items, backbone=backbone, numpy=True)
     learned = SequentialCompositionalRetriever.from_encoder(embeddings, rows, k=K, input_keys=["source"])
     questions = [e.source for e in split.test]
 
@@ -311,8 +306,6 @@ def reading() -> dict[str, dict[str, float]]:
 
 def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) -> dict[str, dict[str, float]]:
     """What a question costs the `structure` family beside the model, part by part, each right after a pass of it."""
-    import torch
-
     from langchain_rcr import Item
     from langchain_rcr.policy.selection import Options, select
 
@@ -336,13 +329,12 @@ def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) ->
         "picks": lambda question: store.index.run(picks(question)),
     }
     spent: dict[str, list[float]] = {name: [] for name in sides}
-    with torch.inference_mode():
-        for question in questions * 5:
-            for name, call in sides.items():
-                query.backbone.read([question])
-                start = time.process_time()
-                call(question)
-                spent[name].append(1e3 * (time.process_time() - start))
+    for question in questions * 5:
+        for name, call in sides.items():
+            query.backbone.read([question])
+            start = time.process_time()
+            call(question)
+            spent[name].append(1e3 * (time.process_time() - start))
     return {f"structure's part: {name}": spread(times) for name, times in spent.items()}
 
 
@@ -372,7 +364,7 @@ def save(size: int, folder: Path) -> None:
     pool = np.asarray(vectors.candidate)
     np.save(folder / "first.npy", np.stack([pool[0], queries[0]]))
     backbone = LangChainBackbone(given(pool, pool[0]))
-    model = TriEncoder.build("embeddings", [Item("0", "f0(x)")], backbone=backbone, ngrams=0)
+    model = TriEncoder.build("embeddings", [Item("0", "f0(x)")], backbone=backbone, ngrams=0, numpy=True)
     model.encode_pool = lambda items: vectors  # type: ignore[method-assign]
     SequentialCompositionalRetriever.from_encoder(model, examples(size), k=K, input_keys=["source"]).save(
         folder / "ours"
@@ -396,7 +388,7 @@ def load(folder: Path, side: str) -> None:
     import numpy as np
 
     from langchain_rcr import SequentialCompositionalRetriever
-    from langchain_rcr.families import linear  # noqa: F401 — as a process has it that has loaded one before
+    from langchain_rcr.families import heads  # noqa: F401 — as a process has it that has loaded one before
 
     probe, query = np.load(folder / "first.npy")
     community: Any = None

@@ -2,9 +2,9 @@
 
     python tests/try_wheel.py dist/langchain_rcr-….whl dist/langchain_rcr-….tar.gz
 
-What is missing there is installed as the error says, and nothing else; torch, transformers and SciPy must not be. Picks are
-those of the environment that this runs in, which has them. Then the source distribution takes the wheel's place, and
-serves them too. Prints the sizes and times.
+What is missing there is installed as the error says, and nothing else; torch, transformers and SciPy must not be. Picks
+are those of the environment that this runs in, which has them. Then the source distribution takes the wheel's place,
+and serves them too. Prints the sizes and times.
 """
 
 from __future__ import annotations

@@ -125,7 +125,8 @@ class SparseRows:
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products (B, N) of states (B, D) with all rows."""
         if (len(states) == 1 and len(self.values) < _SMALL) or self._csr is None:
-            return np.stack([self._alone(state) for state in states])
+            alone = [self._alone(state) for state in states]
+            return alone[0][None] if len(alone) == 1 else np.stack(alone)
         scores: FloatArray = (self._csr @ states.T).T
         return np.ascontiguousarray(scores)
 
@@ -134,7 +135,7 @@ class SparseRows:
         columns, filled, firsts = self._layout
         if not len(firsts):
             return np.zeros(len(self), dtype=np.float32)
-        products = np.take(state, columns, mode="clip")  # which checks no bounds
+        products = state.take(columns, mode="clip")  # which checks no bounds
         products *= self.values
         sums: FloatArray = np.add.reduceat(products, firsts)
         if len(sums) == len(self):

@@ -151,12 +151,14 @@ def check(shape: Shape, arrays: Arrays) -> None:
         kind = np.int8 if name in small else np.float32
         if arrays[name].shape != size or arrays[name].dtype != kind:
             raise InputError(f"model.safetensors: {name} has shape {arrays[name].shape}, not {size}, or another type")
-        if not np.isfinite(arrays[name]).all():
+        if kind is np.float32 and not np.isfinite(arrays[name]).all():
             raise InputError(f"model.safetensors: {name} has numbers that are not finite")
 
 
 def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
-    """The ONNX model: token ids (1, T) → `last` (1, T, d), the last layer's vectors, and `inner`, those of `read_at`.
+    """The ONNX model: `words` (1, T, d) → `last` (1, T, d), the last layer's vectors, and `inner`, those of `read_at`.
+
+    What `looked_up` gives is not in it, since the session would hold a second copy of the vocabulary.
 
     Args:
         shape: the numbers of its config.json.
@@ -185,15 +187,10 @@ def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
     def state(n: int) -> str:
         return "last" if n == shape.layers else "inner" if n == shape.read_at else f"{n}.state"
 
-    words = made.node("Gather", [constant("words"), "ids"], "words.read")
-    if "words" + _SCALE in arrays:
-        words = made.node("Cast", [words], "words.cast", to=1)
-        scale = made.node("Gather", [constant("words" + _SCALE), "ids"], "words.scales")
-        words = made.node("Mul", [words, scale], "words.scaled")
-    length = made.node("Shape", ["ids"], "length", start=1, end=2)
+    length = made.node("Shape", ["words"], "length", start=1, end=2)
     zero = made.constant("zero", np.zeros(1, dtype=np.int64))
     places = made.node("Slice", [constant("positions"), zero, length, zero], "places")
-    x = normed(words, made.node("Unsqueeze", [places, zero], "places.one"), "start", state(0))
+    x = normed("words", made.node("Unsqueeze", [places, zero], "places.one"), "start", state(0))
     for n in range(shape.layers):
         reads = linear(x, f"{n}.reads")
         parts = [f"{n}.query", f"{n}.key", f"{n}.value"]
@@ -202,7 +199,15 @@ def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
         x = normed(linear(mixed, f"{n}.mixes"), x, f"{n}.mixed", f"{n}.middle")
         wide = made.node("Gelu", [linear(x, f"{n}.widens")], f"{n}.wide")
         x = normed(linear(wide, f"{n}.narrows"), x, f"{n}.done", state(n + 1))
-    return made.model({"ids": ("one", "tokens")}, ["last", "inner", *(f"{name}.input" for name in watched)])
+    return made.model({"words": ("one", "tokens", "width")}, ["last", "inner", *(f"{name}.input" for name in watched)])
+
+
+def looked_up(arrays: Arrays, ids: Sequence[int]) -> NDArray[np.float32]:
+    """What the model reads, (1, T, d): the vectors of T tokens."""
+    words = arrays["words"][list(ids)]
+    if "words" + _SCALE in arrays:
+        words = words * arrays["words" + _SCALE][list(ids)]
+    return np.asarray(words[None], dtype=np.float32)
 
 
 def matrices(shape: Shape) -> list[str]:

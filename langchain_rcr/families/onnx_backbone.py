@@ -114,7 +114,7 @@ class OnnxBackbone:
             if not ids:
                 tokens.append(np.zeros((0, self.dim), dtype=np.float32))
                 continue
-            last, inner = self._session.run(("last", "inner"), {"ids": np.array([ids], dtype=np.int64)})
+            last, inner = self._session.run(("last", "inner"), {"words": bert.looked_up(self._arrays, ids)})
             pooled[row] = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
             tokens.append(inner[0, [at for at, token in enumerate(ids) if token not in special]])
         return unit(pooled), tokens
@@ -162,7 +162,7 @@ class OnnxBackbone:
         largest: dict[str, NDArray[np.float32]] = {}
         for _ in range(_SALAD):
             ids = [*start[:1], *rng.choice(known, min(_WORDS, self.max_length - 2)).tolist(), *start[1:]]
-            seen = session.run([f"{name}.input" for name in names], {"ids": np.array([ids], dtype=np.int64)})
+            seen = session.run([f"{name}.input" for name in names], {"words": bert.looked_up(self._arrays, ids)})
             for name, array in zip(names, seen, strict=True):
                 most = np.abs(array[0]).max(axis=0)
                 largest[name] = np.maximum(largest.get(name, most), most)

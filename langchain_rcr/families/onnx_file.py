@@ -46,18 +46,18 @@ class Graph:
         return output
 
     def model(self, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> bytes:
-        """The file: int64 inputs by name, each with the names of its axes, and float32 outputs."""
-        shown = b"".join(_bytes(11, _about(name, _INT64, axes)) for name, axes in inputs.items())
-        given = b"".join(_bytes(12, _about(name, _FLOAT, None)) for name in outputs)
+        """The file: inputs by name, each with the names of its axes, and outputs, all of them float32."""
+        shown = b"".join(_bytes(11, _about(name, axes)) for name, axes in inputs.items())
+        given = b"".join(_bytes(12, _about(name, None)) for name in outputs)
         constants = [part for parts in self._constants.values() for part in parts]
         graph: list[bytes | memoryview] = [*self._nodes, _text(2, "encoder"), *constants, shown, given]
         opsets = b"".join(_bytes(8, _text(1, domain) + _number(2, version)) for domain, version in _OPSETS.items())
         return b"".join([_number(1, _IR_VERSION), _begun(7, sum(map(len, graph))), *graph, opsets])
 
 
-def _about(name: str, kind: int, axes: Sequence[str] | None) -> bytes:
+def _about(name: str, axes: Sequence[str] | None) -> bytes:
     shape = b"" if axes is None else _bytes(2, b"".join(_bytes(1, _text(2, axis)) for axis in axes))
-    return _text(1, name) + _bytes(2, _bytes(1, _number(1, kind) + shape))
+    return _text(1, name) + _bytes(2, _bytes(1, _number(1, _FLOAT) + shape))
 
 
 def _attribute(name: str, value: int | float) -> bytes:

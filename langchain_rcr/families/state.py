@@ -41,6 +41,8 @@ class State(ABC, Generic[Array]):
         self.lam, self.fade = float(lam), None if fade is None else float(fade)
         self._query: Array | None = None
         self._vector: Array | None = None
+        self._kept: Any = None
+        """What `compose` keeps of a query, for its next step."""
 
     @abstractmethod
     def compose(self, query: Any, vector: Any, context: Any) -> Any:
@@ -63,7 +65,8 @@ class State(ABC, Generic[Array]):
     def update(self, context: Array) -> Self:
         """The state after a pick, from E_z (B, D) of each row's pick."""
         state = type(self)(self.lam, self.fade)
-        state._query, state._vector = self._query, self.compose(self._query, self.vector(), context)
+        state._vector = self.compose(self._query, self.vector(), context)
+        state._query, state._kept = self._query, self._kept
         return state
 
     def take(self, rows: Any) -> Self:
@@ -115,8 +118,11 @@ class SaturatingState(State[Array]):
         """See `State.compose`."""
         if self.fade is None:
             return vector * (1 - self.lam * context)
-        needs = query * (query > 0)
-        squares = (needs * needs).sum(-1) * (context * context).sum(-1) + _TINY
+        if self._kept is None or self._kept[0] is not query:
+            needs = query * (query > 0)
+            self._kept = query, needs, (needs * needs).sum(-1)
+        _, needs, length = self._kept
+        squares = length * (context * context).sum(-1) + _TINY
         share = ((needs * context).sum(-1) / squares**0.5) ** self.fade
         return vector - self.lam * context * (vector - share[..., None] * query)
 

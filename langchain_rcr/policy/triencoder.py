@@ -208,7 +208,7 @@ class TriEncoder(Module):
             if name.startswith(grown):
                 continue
             total.update(f"{name} {list(array.shape)}".encode())
-            total.update(np.asarray(array, dtype=np.float32).tobytes())
+            total.update(np.asarray(array, dtype=np.float32, order="C").data)
         return total.hexdigest()
 
     @classmethod

@@ -159,7 +159,8 @@ class Served:
                 logger.info("k = %d examples asked for, but there are only %d: all are picked", options.k, reader.size)
                 options = replace(options, k=reader.size)
             picks = await select(vectors, state, options, reader)
-            fewest = min(map(len, picks.hits), default=options.k_min)
+            chosen = picks.hits
+            fewest = min(map(len, chosen), default=options.k_min)
             if fewest < options.k_min:
                 raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
             alone: dict[int, FloatArray] = {}
@@ -181,7 +182,7 @@ class Served:
                     zip(hits, copied([hit.row.example for hit in hits], [hit.row.id for hit in hits]), strict=True), 1
                 )
             ]
-            for query, hits in enumerate(picks.hits)
+            for query, hits in enumerate(chosen)
         ]
 
 
