@@ -9,14 +9,12 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
 from functools import cached_property, lru_cache
 from hashlib import blake2b
-from pathlib import Path
 from pprint import pformat
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.files import write_text
 from langchain_rcr.basics.items import Item, copied, made
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
@@ -86,6 +84,23 @@ class ExamplePool:
         """This pool with more examples at its end; positions of the old ones stay. Arguments, errors: as the class."""
         pool = self._copy()
         pool._append(examples, ids)
+        return pool
+
+    def filled(
+        self, ids: Sequence[str], examples: Sequence[dict[str, Any]], where: Callable[[int], str]
+    ) -> ExamplePool:
+        """A pool with the keys of this one that holds these examples themselves, not copies.
+
+        Args:
+            ids: (N,) unique.
+            examples: (N,) mappings.
+            where: how an error names the example at a position.
+
+        Raises:
+            PoolError: as `item`.
+        """
+        pool = self._copy()
+        pool.ids, pool.examples, pool._items = tuple(ids), tuple(examples), self._read(examples, where)
         return pool
 
     def only(self, positions: Sequence[int], spec: ProgramSpec | None = None) -> ExamplePool:
@@ -275,120 +290,6 @@ def _number(text: str) -> float:
     """A float; from 2**53 on, where all are whole numbers, PostgreSQL keeps it as such."""
     number = float(text)
     return int(number) if 2**53 <= abs(number) < float("inf") else number
-
-
-def write_jsonl(
-    path: str | os.PathLike[str], pool: ExamplePool, *, shown: str | os.PathLike[str] | None = None
-) -> None:
-    """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
-
-    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
-
-    Args:
-        path: the file.
-        pool: the examples.
-        shown: the path that an error names, where `path` is a temporary one.
-
-    Raises:
-        PoolError: a field that JSON can't hold, or not as it is (tuples become lists, keys strings); the message names
-            example, field and path.
-    """
-    lines = []
-    for example_id, example in zip(pool.ids, pool.examples, strict=True):
-        row = {"id": example_id, "example": example} if "id" in example else {"id": example_id, **example}
-        try:
-            line = json.dumps(row, ensure_ascii=False) + "\n"
-            line.encode("utf-8")
-            _check_unchanged(example)
-        except (TypeError, ValueError) as error:
-            where = f"example {example_id!r} can't be written to {os.fspath(shown or path)}"
-            raise PoolError(f"{where}: {_misfit(example)}") from error
-        lines.append(line)
-    write_text(path, "".join(lines))
-
-
-def _check_unchanged(value: Any) -> None:
-    """Raise a TypeError for what JSON would give back as something else; nothing in `value` may hold itself."""
-    containers = [value]
-    for inside in containers:
-        if isinstance(inside, tuple):
-            raise TypeError("JSON would make a list of the tuple")
-        if isinstance(inside, dict):
-            for key in inside:
-                if not isinstance(key, str):
-                    raise TypeError(f"the key {key!r} is no string")
-        parts = inside.values() if isinstance(inside, dict) else inside
-        containers += [part for part in parts if isinstance(part, (dict, list, tuple))]
-
-
-def _misfit(example: Example) -> str:
-    """The first field that JSON can't hold as it is, and why."""
-    for name, value in example.items():
-        try:
-            json.dumps({name: value}, ensure_ascii=False).encode("utf-8")
-            _check_unchanged({name: value})
-        except (TypeError, ValueError) as error:
-            return f"field {name!r}: {error}"
-    return "a field that JSON can't hold"
-
-
-def read_jsonl(
-    path: str | os.PathLike[str],
-    *,
-    source_key: str | Sequence[str] = "source",
-    target_key: str = "target",
-) -> ExamplePool:
-    """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
-
-    Raises:
-        PoolError: the file can't be read, or a row is not an example; the message names file and line.
-    """
-    try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PoolError(f"{os.fspath(path)} can't be read: {error}") from error
-    numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
-
-    def where(at: int) -> str:
-        return f"{os.fspath(path)}, line {numbers[at]}"
-
-    probe = ExamplePool(source_key=source_key, target_key=target_key)
-    ids: dict[str, None] = {}
-    examples: list[dict[str, Any]] = []
-    for at, row in enumerate(_rows([lines[number - 1] for number in numbers], where)):
-        example_id = row.pop("id", None)
-        if example_id is None:
-            example_id = random_ids(1)[0]
-        if not isinstance(example_id, str) or example_id in ids:
-            raise PoolError(f"{where(at)}: the id {example_id!r} is not a string or not the only one of its kind")
-        ids[example_id] = None
-        examples.append(row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row)
-    probe.ids, probe.examples = tuple(ids), tuple(examples)
-    probe._items = probe._read(examples, where)
-    return probe
-
-
-def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
-    """The object on each line."""
-    try:
-        # At once: twice as fast, and the rows share the names of their fields.
-        rows = json.loads(f"[{','.join(lines)}]")
-        if len(rows) == len(lines) and {*map(type, rows)} <= {dict}:
-            return list(rows)
-    except (ValueError, RecursionError):
-        pass
-    # One by one, which finds the line that is wrong.
-    return [_row(line, where(at)) for at, line in enumerate(lines)]
-
-
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PoolError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise PoolError(f"{where}: must be a JSON object, not {_kind(row)}")
-    return row
 
 
 def _readable(texts: Sequence[Any]) -> bool:

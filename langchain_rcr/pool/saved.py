@@ -11,7 +11,8 @@ from langchain_rcr.basics.files import read_json
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.policy.manifest import inside, verify
-from langchain_rcr.pool.examples import ExamplePool, read_jsonl
+from langchain_rcr.pool.examples import ExamplePool
+from langchain_rcr.pool.jsonl import read_jsonl
 
 CHECKPOINT_FOLDER = "checkpoint"
 """Where a run folder keeps its checkpoint."""

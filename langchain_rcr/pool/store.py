@@ -23,7 +23,8 @@ from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy.manifest import seal
 from langchain_rcr.policy.triencoder import FEWEST
-from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier, write_jsonl
+from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier
+from langchain_rcr.pool.jsonl import write_jsonl
 from langchain_rcr.pool.refits import Refits, started
 from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE
 from langchain_rcr.pool.served import Served

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr import ExamplePool, InputError, Item, PoolError
-from langchain_rcr.pool.examples import read_jsonl, write_jsonl
+from langchain_rcr.pool.jsonl import read_jsonl, write_jsonl
 from langchain_rcr.programs import ProgramSpec
 
 ROWS = [

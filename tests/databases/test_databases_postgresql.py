@@ -1,0 +1,344 @@
+"""Addresses of databases, and PostgreSQL: what a program may not do to the server."""
+
+import datetime
+import math
+import os
+import subprocess
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from attacked import attacked
+from cities import rewards
+from rcr_trainer.data import Example
+from rcr_trainer.rewards import ProgramError, make_reward, score
+
+from langchain_rcr import schema_text
+from langchain_rcr.databases import worker as query_worker
+from langchain_rcr.databases.database import address_of, is_postgresql, open_database
+from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.programs import ProgramSpec
+
+# ---------------------------------------------------------------- addresses
+
+
+@pytest.mark.parametrize(
+    ("given", "place", "postgres"),
+    [
+        ("a b?.sqlite", "a b?.sqlite", False),
+        (Path("host=x"), "host=x", False),
+        ("sqlite:///books.sqlite", "books.sqlite", False),
+        ("sqlite+pysqlite:////srv/b%20c.db?timeout=3", "/srv/b c.db", False),
+        (r"sqlite:///C:\books.db", r"C:\books.db", False),
+        ("postgres://ann:p@h/db", "postgresql://ann:p@h/db", True),
+        ("postgresql+psycopg://ann:p@h/db?x=1", "postgresql://ann:p@h/db?x=1", True),
+        ("PostgreSQL+psycopg2://h/db", "postgresql://h/db", True),
+        ("host=h user=ann password=p", "host=h user=ann password=p", True),
+    ],
+)
+def test_addresses_may_be_sqlalchemy_s(given, place, postgres):
+    assert address_of(given) == (place, postgres)
+    assert is_postgresql(given) is postgres
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("mysql+pymysql://ann:s3cret@h/db", "kind 'mysql'"),
+        ("snowflake://ann:s3cret@account/db", "kind 'snowflake'"),
+        ("mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD=s3cret", "kind 'mssql'"),
+        ("jdbc:postgresql://h/db?user=ann&password=s3cret", "kind 'jdbc:postgresql'"),
+        ("postgresql+psycopg2://ann:s3cret@127.0.0.1:1/db", "no connection"),
+        ("postgresql://ann:s3cret@[::1/db", "the database's address isn't one that PostgreSQL takes"),
+        ("postgresql://ann:s3cret%zz@127.0.0.1/db", "the database's address isn't one"),
+        ("postgresql://ann:s3cret@127.0.0.1:1/db?nothing=1", "the database's address isn't one"),
+        ("host=127.0.0.1 port=1 password=s3cret", "no connection"),
+        ("host=127.0.0.1 port=1 password='s3cret", "the database's address isn't one"),
+        ("Driver={x};Server=y;PWD=s3cret", "no such file"),
+        ("server=y; Password = 's3cret ;x'; UID=z", "no such file"),
+        ("ann:s3cret@h/db", "no such file"),
+        ("sqlite:///ann:s3cret@h/db", "no such file"),
+        ("sqlite://", "in memory"),
+        ("sqlite:///:memory:?x=s3cret", "in memory"),
+    ],
+)
+def test_what_can_t_be_opened_is_said_without_the_password(given, said):
+    with pytest.raises(InputError, match=said) as error:
+        schema_text(given)
+    assert "s3cret" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------- PostgreSQL
+
+
+def test_without_psycopg_the_message_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
+    with pytest.raises(MissingExtraError, match="psycopg is not installed: pip install"):
+        open_database("postgresql://localhost/x")
+
+
+@pytest.fixture(scope="module")
+def run(postgres_url):
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP TABLE IF EXISTS city")
+        connection.execute("CREATE TABLE city (name TEXT, people INT, area NUMERIC)")
+        connection.execute("INSERT INTO city VALUES ('austin', 3, 0.10), ('boston', 2, 0.2)")
+    with open_database(postgres_url, timeout_s=1, max_rows=5) as database:
+        yield database
+
+
+def stat(process):
+    """Parent of a process, and seconds of CPU time: its own, that of its children that have ended."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    user, system, of_children, in_system = (int(ticks) / os.sysconf("SC_CLK_TCK") for ticks in fields[11:15])
+    return int(fields[1]), user + system, of_children + in_system
+
+
+def servers_cpu(url):
+    """Seconds of CPU time that this run's own server has taken so far, with all its processes; 0 for another's."""
+    import psycopg
+
+    if "TEST_POSTGRES_URL" in os.environ:
+        return 0.0
+
+    with psycopg.connect(url) as connection:
+        [own] = connection.execute("SELECT pg_backend_pid()").fetchone()
+        server = stat(own)[0]
+    total = sum(stat(server)[1:])
+    for folder in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # gone meanwhile
+            parent, seconds, _ = stat(folder.name)
+            total += seconds if parent == server else 0
+    return total
+
+
+class TestPostgreSQL:
+    def test_rows_come_back(self, run):
+        assert run("SELECT name, area FROM city ORDER BY 1;") == [
+            ("austin", Decimal("0.10")),
+            ("boston", Decimal("0.2")),
+        ]
+        assert run("SELECT count(*) FROM city WHERE name LIKE 'a%'") == [(1,)]
+
+    @pytest.mark.parametrize(
+        "program",
+        [
+            "DELETE FROM city",
+            "DROP TABLE city",
+            "SELECT 1; DELETE FROM city",
+            "SELECT 1; COMMIT; DELETE FROM city",
+            "COMMIT",
+            "WITH gone AS (DELETE FROM city RETURNING *) SELECT * FROM gone",
+            "SET TRANSACTION READ WRITE",
+            "COPY city TO '/tmp/x'",
+            "SELECT set_config('transaction_read_only', 'off', false)",
+            "SELECT name FROM",
+            "SELECT * FROM nowhere",
+            "SELECT generate_series(1, 6)",
+            "SELECT pg_sleep(5)",
+            "SELECT pg_terminate_backend(pg_backend_pid())",
+            "",
+            "SELECT 1 \x00",
+        ],
+    )
+    def test_it_is_only_read(self, run, program):
+        with pytest.raises(ProgramError):
+            run(program)
+        assert run("SELECT count(*) FROM city") == [(2,)]
+
+    def test_values_of_its_own_types(self, run):
+        query = "SELECT date '2020-02-01', timestamp '2020-02-01 03:04:05.6', interval '1 day 2 s', '\\xff'::bytea, "
+        query += "array[1.5, NULL], '{\"a\": [1]}'::jsonb, time '03:04', 'nan'::float8, '::1'::inet"
+        values = [datetime.date(2020, 2, 1), datetime.datetime(2020, 2, 1, 3, 4, 5, 600_000)]
+        values += [datetime.timedelta(days=1, seconds=2), b"\xff", [Decimal("1.5"), None], {"a": [1]}]
+        [row] = run(query)
+        assert row[:7] == (*values, datetime.time(3, 4))
+        assert math.isnan(row[7])
+        assert row[8] == "::1"
+
+    @pytest.mark.slow
+    def test_rows_of_gigabytes_and_time_limits_that_a_query_lifts(self, run, postgres_url):
+        programs = [
+            "SELECT repeat('x', 100000000) FROM generate_series(1, 40)",
+            "SELECT pg_sleep(0.01), set_config('statement_timeout', '0', false) FROM generate_series(1, 500)",
+            "SELECT set_config('statement_timeout', '0', false), count(*) FROM generate_series(1, 10000000000)",
+            "SELECT sum(length(md5(a::text || b::text))) FROM generate_series(1, 99999) a, generate_series(1, 99999) b",
+        ]
+        limit = 0.8
+        for program in programs:
+            before = servers_cpu(postgres_url)
+            [told] = attacked(postgres_url, limit, [program])
+            assert isinstance(told["rows"], str), program
+            assert told["alive"]
+            assert told["cpu"] + servers_cpu(postgres_url) - before <= 2 * limit, program
+            assert told["kilobytes"] <= (1 << 29) / 1024
+
+    @pytest.mark.slow
+    def test_what_keeps_within_the_limits_comes_back(self, run, postgres_url):
+        slow = "SELECT pg_sleep(0.001), set_config('statement_timeout', '0', false), n FROM generate_series(1, 250) n"
+        with open_database(postgres_url, timeout_s=30) as database:
+            assert [row[2] for row in database(slow)] == list(range(1, 251))
+            assert database("SELECT repeat('x', 1000000) FROM generate_series(1, 4)") == [("x" * 1_000_000,)] * 4
+
+    def test_advisory_locks_are_released(self, run, postgres_url):
+        psycopg = pytest.importorskip("psycopg")
+        run("SELECT pg_advisory_lock(7)")
+        with psycopg.connect(postgres_url, options="-c statement_timeout=20000") as connection:
+            connection.execute("SELECT pg_advisory_lock(7)")
+
+    def test_a_session_setting_does_not_outlive_its_program(self, run):
+        run("SELECT set_config('statement_timeout', '0', false)")
+        now = "SELECT current_setting('statement_timeout'), current_setting('transaction_read_only')"
+        assert run(now) == [("1s", "on")]
+
+    def test_a_connection_that_was_lost_meanwhile_is_renewed(self, run, postgres_url):
+        psycopg = pytest.importorskip("psycopg")
+        [(number,)] = run("SELECT pg_backend_pid()")
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            connection.execute("SELECT pg_terminate_backend(%s, 5000)", (number,))
+        assert run("SELECT count(*) FROM city") == [(2,)]
+        assert run("SELECT pg_backend_pid()") != [(number,)]
+
+    def test_options_in_the_address_stay_but_for_the_limits(self, run, postgres_url):
+        own = "-c%20search_path%3Dpg_catalog%20-c%20default_transaction_read_only%3Doff"
+        executor = open_database(f"{postgres_url}{'&' if '?' in postgres_url else '?'}options={own}", timeout_s=1)
+        now = "SELECT current_setting('search_path'), current_setting('transaction_read_only')"
+        assert executor(now) == [("pg_catalog", "on")]
+
+    def test_it_tells_right_answers_from_wrong_ones(self, run, postgres_url):
+        reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
+        gold = "SELECT name FROM city WHERE area < 0.15"
+        answers = [
+            "SELECT name\nFROM city\nORDER BY area\nLIMIT 1",
+            "SELECT name FROM city",
+            "SELECT area FROM city",
+            None,
+        ]
+        assert rewards(reward, *[(answer, gold) for answer in answers]) == [1.0, 0.0, 0.0, 0.0]
+        assert rewards(reward, ("SELECT 1", "SELECT * FROM nowhere")) == [None]
+
+    def test_no_connection_says_so_without_the_password(self):
+        with pytest.raises(InputError, match="no connection to the PostgreSQL database") as error:
+            open_database("postgresql://nobody:secret@127.0.0.1:1/x")
+        assert "secret" not in str(error.value)
+
+    @pytest.mark.parametrize(
+        "value",
+        [
+            *("10::numeric ^ 5000", "-(10::numeric ^ 5000) + 0.5", "(repeat('[', 900) || repeat(']', 900))::json"),
+            *("(repeat('[', 9000) || repeat(']', 9000))::json", "('[' || repeat('1', 5000) || ']')::json"),
+            *("'infinity'::timestamp", "timestamp '20000-01-01'", "date '0044-03-15 BC'", "time '24:00'"),
+            *("interval '178000000 years'", '\'{"a": "\\ud800"}\'::json', "'NaN'::numeric", "'[1,3)'::int4range"),
+            *("row(1, 'a')", "array[[1, 2], [3, NULL]]", "5::money", "B'101'", "gen_random_uuid()", "point '(1, 2)'"),
+        ],
+    )
+    def test_no_value_stops_a_run(self, run, postgres_url, value):
+        reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
+        example = Example("7", "q", "SELECT 1")
+        assert list(score(reward, [f"SELECT {value}"], [example], [[]])) == [0.0]
+        assert rewards(reward, ("SELECT 1", f"SELECT {value}")) in ([0.0], [None])
+
+    @pytest.mark.slow
+    def test_queries_that_the_server_goes_on_computing_are_bounded(self, run, postgres_url):
+        endless = "SELECT length(translate(repeat('a', 28000), repeat('b', 28000), ''))"
+        with open_database(postgres_url, timeout_s=0.2, max_processes=1) as database:
+            with pytest.raises(ProgramError, match=r"longer than 0\.2 s"):
+                database(endless)
+            begin = time.monotonic()
+            with pytest.raises(InputError, match=r"still computes 1 queries that took longer than 0\.2 s: try again"):
+                database("SELECT 1")
+            assert time.monotonic() - begin < 5
+            while time.monotonic() - begin < 120:  # until that one has ended
+                with suppress(InputError):
+                    assert database("SELECT 1") == [(1,)]
+                    break
+                time.sleep(0.1)
+            assert database("SELECT 2") == [(2,)]
+        # A run waits.
+        with open_database(postgres_url, timeout_s=0.2, max_processes=1, patience_s=120) as database:
+            with pytest.raises(ProgramError):
+                database(endless)
+            assert database("SELECT 1") == [(1,)]
+
+    @pytest.mark.slow
+    def test_psycopg_is_found_where_this_process_finds_it(self, run, postgres_url):
+        """Such as in a folder of PYTHONPATH alone: the other process doesn't see that variable."""
+        code = "import sys; from langchain_rcr import open_database; print(open_database(sys.argv[1])('SELECT 7'))"
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        command = [sys.executable, "-S", "-c", code, postgres_url]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert (done.stdout, done.stderr) == ("[(7,)]\n", "")
+
+    def test_a_query_is_cancelled_where_the_server_keeps_no_limit(self, run, postgres_url, monkeypatch):
+        """A pooler, for one, may not pass it on."""
+        import psycopg
+
+        connect = psycopg.connect
+        monkeypatch.setattr(psycopg, "connect", lambda url, options, **more: connect(url, **more))
+        monkeypatch.setattr(query_worker, "say", lambda message: None)
+        begin = time.monotonic()
+        with pytest.raises(query_worker.RefusedError, match=r"longer than 0\.3 s"):
+            list(query_worker.postgresql(postgres_url, 0.3)("SELECT pg_sleep(5)"))
+        assert time.monotonic() - begin < 3
+
+    def test_a_lock_of_the_server_is_no_fault_of_the_program(self, run, postgres_url):
+        import psycopg
+
+        with psycopg.connect(postgres_url) as connection:
+            connection.execute("LOCK TABLE city")
+            connection.execute("SELECT pg_advisory_lock(8)")
+            with pytest.raises(InputError, match="database can't be read: canceling statement due to lock timeout"):
+                run("SELECT count(*) FROM city")
+            with pytest.raises(ProgramError, match="lock timeout"):
+                run("SELECT pg_advisory_lock(8)")
+        assert run("SELECT count(*) FROM city") == [(2,)]
+
+    @pytest.mark.slow
+    def test_a_query_that_an_administrator_ended_is_run_again(self, run, postgres_url):
+        with open_database(postgres_url, timeout_s=20) as database, ThreadPoolExecutor(1) as thread:
+            found = thread.submit(database, "SELECT pg_sleep(1), 7")
+            end_the_query(postgres_url)
+            assert found.result() == [("", 7)]
+
+    @pytest.mark.slow
+    def test_a_server_that_is_lost_is_no_fault_of_the_program(self, run, postgres_url, tmp_path_factory):
+        from psycopg.conninfo import conninfo_to_dict, make_conninfo
+
+        host = conninfo_to_dict(postgres_url)["host"]
+        if not host.startswith("/"):
+            pytest.skip("it isn't reached through a file")
+        socket = tmp_path_factory.mktemp("s") / ".s.PGSQL.5432"
+        socket.symlink_to(Path(host) / socket.name)
+        address = make_conninfo(postgres_url, host=str(socket.parent))
+        with open_database(address, timeout_s=20) as database, ThreadPoolExecutor(1) as thread:
+            found = thread.submit(database, "SELECT pg_sleep(3)")
+            wait_for_the_query(postgres_url)
+            socket.unlink()
+            end_the_query(postgres_url)
+            with pytest.raises(InputError, match="no connection to the PostgreSQL database"):
+                found.result()
+
+
+def wait_for_the_query(url, what="pid"):
+    """The numbers of the backends that run a program."""
+    import psycopg
+
+    active = (
+        f"SELECT {what} FROM pg_stat_activity WHERE state = 'active' AND query LIKE 'FETCH%' AND wait_event = 'PgSleep'"
+    )
+    with psycopg.connect(url, autocommit=True) as connection:
+        for _ in range(200):
+            if found := connection.execute(active).fetchall():
+                return found
+            time.sleep(0.05)
+    raise AssertionError("no query began")
+
+
+def end_the_query(url):
+    wait_for_the_query(url, "pg_terminate_backend(pid)")
