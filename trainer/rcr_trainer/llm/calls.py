@@ -1,0 +1,227 @@
+"""The one place that calls a model: answers are on disk before they are used, within a budget, in several attempts.
+
+Calls run on the project's background event loop, where connections outlive a call of `generate`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Coroutine, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, TypeVar
+
+from rcr_trainer.llm.cache import Answer, AnswerCache, Budget, Stats, Use
+from rcr_trainer.llm.client import Client, Request
+from rcr_trainer.llm.faults import Fault, LLMError
+from rcr_trainer.llm.scoring import Scored
+from rcr_trainer.llm.settings import LLMSettings
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_SCORED_TOGETHER = 32
+"""Batches of texts that a local model scores in one call: it puts those of similar length side by side."""
+_MALFORMED_ATTEMPTS = 3
+"""Attempts at a prompt whose responses are malformed; after that it has no program."""
+_ALL_MALFORMED = 10
+"""Prompts in a row with malformed responses alone after which a run stops: the server speaks another protocol."""
+_LONGEST_BACKOFF_S = 30.0
+_LONGEST_WAIT_S = 600.0
+"""Seconds that a server may ask to wait; a run that waits longer looks like one that hangs."""
+
+
+class Calls:
+    """Calls of one model. All that awaits here runs on the background loop, so needs no locks.
+
+    Args:
+        client: of the model.
+        settings: retries, concurrency, budget and prices.
+        cache: where answers go, with what they cost.
+        stats: what happened is counted there.
+        account: see `LanguageModel`.
+    """
+
+    def __init__(
+        self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str | None
+    ) -> None:
+        self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
+        self._account = account
+        self._budget = Budget(settings, cache.spent(account) if account is not None else Use())
+        self._running: set[asyncio.Task[Any]] = set()
+        self._settled = asyncio.Condition()
+        is_local = settings.kind == "local"
+        self._slots = asyncio.Semaphore(1 if is_local else settings.concurrency)
+        self._timeout = None if is_local else settings.timeout
+        self._not_before = 0.0
+        self._malformed, self._well_formed = 0, False
+        # Not the global generator, whose state a training run owns.
+        self._jitter = random.Random()  # noqa: S311
+
+    @property
+    def spent(self) -> Use:
+        """What counts against the budget so far."""
+        return self._budget.spent
+
+    async def close(self) -> None:
+        """Wait for calls that are still running, so that what is paid for is kept; then close the client."""
+        if self._running:
+            await asyncio.wait(self._running)
+        await self._client.close()
+
+    async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
+        """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped.
+
+        Args:
+            requests: by their keys.
+            advance: is told of so many answers as they come.
+
+        Raises:
+            BudgetExceeded: the next call could exceed the budget.
+            LLMError: as `LanguageModel.generate`.
+        """
+        found: dict[bytes, Answer] = {}
+
+        async def ask(part: Mapping[bytes, Request]) -> None:
+            found.update(await self._ask(part))
+            advance(len(part))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for part in self._parts(requests):
+                    group.create_task(ask(part))
+        except BaseExceptionGroup as errors:
+            error = errors.exceptions[0]
+            raise error from error.__cause__
+        finally:
+            if self._running:
+                await asyncio.wait(self._running)
+        return found
+
+    def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
+        """The requests of each call."""
+        left, size = list(requests.items()), self._client.batch_size
+        if size > 1 and any(isinstance(request, Scored) for _, request in left):
+            size *= _SCORED_TOGETHER
+        elif size > 1:
+            # Prompts of similar length need little padding.
+            left.sort(key=lambda pair: len(str(pair[1])))
+        for start in range(0, len(left), size):
+            yield dict(left[start : start + size])
+
+    async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
+        """Answers to requests that go into one call, in as many attempts as it takes."""
+        async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
+            worst = self._client.worst(list(requests.values()))
+            attempt = malformed = 0
+            while True:
+                attempt += 1
+                await self._wait_for_server()
+                await self._reserve(worst)
+                outcome = await self._to_the_end(self._attempt(requests, worst))
+                if not isinstance(outcome, Fault):
+                    return outcome
+                malformed += outcome.reason == "malformed"
+                if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
+                    return await self._give_up(requests, outcome)
+                if outcome.kind == "stop":
+                    raise outcome.error
+                if attempt == self._settings.attempts:
+                    raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
+                await self._back_off(outcome, attempt)
+
+    async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
+        """Call the model once; when this returns, its answers are on disk, and what it cost is booked."""
+        self._stats.peak = max(self._stats.peak, len(self._running))
+        try:
+            async with asyncio.timeout(self._timeout):
+                given = await self._client.call(list(requests.values()))
+        except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
+            fault = self._client.diagnose(error)
+            await self._book({}, worst, worst if fault.charged else Use())
+            return fault
+        pairs = zip(requests.items(), given, strict=True)
+        answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
+        read = sum(answer.prompt_tokens for answer in answers.values())
+        written = sum(answer.completion_tokens for answer in answers.values())
+        self._stats.paid += len(answers)
+        self._malformed, self._well_formed = 0, True
+        return await self._book(answers, worst, Use(len(answers), read, written))
+
+    async def _give_up(self, requests: Mapping[bytes, Request], fault: Fault) -> dict[bytes, Answer]:
+        """Empty answers, which are kept, so that no resumed run pays for them again.
+
+        Not those that are malformed where the server hasn't answered anything properly, which may be one of another
+        kind, nor probabilities, without which a run can't go on.
+        """
+        answers = dict.fromkeys(requests, Answer(None, fault.reason))
+        if fault.reason == "malformed":
+            self._malformed += 1
+            if self._malformed >= _ALL_MALFORMED:
+                last = f"nor was any of the last {_ALL_MALFORMED} prompts answered"
+                raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
+            if not self._well_formed or any(isinstance(request, Scored) for request in requests.values()):
+                return answers
+        return await self._book(answers, Use(), Use())
+
+    def _counted(self, answer: Answer, request: Request) -> Answer:
+        read, written = answer.prompt_tokens, answer.completion_tokens
+        if read >= 0 and (written > 0 or (written == 0 and not answer.text)):
+            return answer
+        self._stats.counted += 1
+        if read < 0:
+            read = self._client.count_tokens(str(request))
+        if written <= 0:
+            written = 1 if isinstance(request, Scored) else self._client.count_tokens(answer.text or "")
+        return replace(answer, prompt_tokens=read, completion_tokens=written)
+
+    async def _reserve(self, worst: Use) -> None:
+        async with self._settled:
+            while not self._budget.fits(worst):
+                if not self._budget.reserved.calls:
+                    raise self._budget.exceeded(self._client.name)
+                # Running calls may turn out cheaper than their worst case.
+                await self._settled.wait()
+            self._budget.reserved += worst
+
+    async def _book(self, answers: Mapping[bytes, Answer], worst: Use, used: Use) -> dict[bytes, Answer]:
+        """Put answers on disk with what they cost, and end their reservation; returns them as they are there."""
+        stored = dict(answers)
+        async with self._settled:  # one after the other: what the account has spent must not be an older sum
+            self._budget.reserved -= worst
+            self._budget.spent += used
+            self._stats.used += used
+            self._settled.notify_all()
+            if answers or used.calls:
+                stored, spent = await asyncio.to_thread(
+                    self._cache.put, self._client.name, answers, self._account, used
+                )
+                self._budget.spent = spent or self._budget.spent
+        return stored
+
+    async def _wait_for_server(self) -> None:
+        """Call nothing while the server asks for a pause."""
+        now = asyncio.get_running_loop().time
+        while (left := self._not_before - now()) > 0:
+            await asyncio.sleep(left + self._jitter.uniform(0, min(1.0, 0.1 * left)))
+
+    async def _back_off(self, fault: Fault, attempt: int) -> None:
+        wait = min(_LONGEST_BACKOFF_S, self._settings.backoff * 2 ** (attempt - 1)) * self._jitter.uniform(0.5, 1)
+        if fault.wait is not None:
+            if fault.wait > _LONGEST_WAIT_S:
+                raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")
+            # The limit is the account's: it holds for all calls.
+            self._not_before = max(self._not_before, asyncio.get_running_loop().time() + fault.wait)
+            wait = 0.0
+        self._stats.retries[fault.reason] += 1
+        which = f"attempt {attempt} of {self._settings.attempts}"
+        logger.info("%s: %s, %s, next in %.1f s", self._client.name, fault.reason, which, wait or fault.wait or 0.0)
+        await asyncio.sleep(wait)
+
+    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await what must end once it has begun, since it is paid for, even if nobody awaits it any more."""
+        task = asyncio.ensure_future(work)
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return await asyncio.shield(task)
