@@ -122,18 +122,7 @@ def semantic_parsing_chain(
         InputError: an argument is of the wrong kind or out of range; the message names it.
         MissingExtraError: the language needs a package that is not installed.
     """
-    if not isinstance(retriever, (BaseExampleSelector, Runnable)):
-        raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
-    for name, number in (("retries", retries), ("drafts", drafts)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
-    if drafts:  # before any call is paid for
-        inner = innermost(retriever)
-        if not isinstance(inner, SequentialCompositionalRetriever):
-            raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(inner).__name__}")
-        inner.store.encoder.check_drafts()
-    if not isinstance(llm, Runnable) and not callable(llm):
-        raise InputError(f"llm must be a model or another runnable, not {type(llm).__name__}")
+    _check(llm, retriever, retries, drafts)
     model = coerce_to_runnable(llm)
     variables = getattr(prompt, "input_variables", [])
     if query_key is None and len(variables) == 1:
@@ -169,6 +158,22 @@ def semantic_parsing_chain(
         query_key=keys.query,
         labels=labels,
     )
+
+
+def _check(llm: object, retriever: object, retries: int, drafts: int) -> None:
+    """Refuse arguments that are of the wrong kind or out of range."""
+    if not isinstance(retriever, (BaseExampleSelector, Runnable)):
+        raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
+    for name, number in (("retries", retries), ("drafts", drafts)):
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
+    if drafts:  # before any call is paid for
+        inner = innermost(retriever)
+        if not isinstance(inner, SequentialCompositionalRetriever):
+            raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(inner).__name__}")
+        inner.store.encoder.check_drafts()
+    if not isinstance(llm, Runnable) and not callable(llm):
+        raise InputError(f"llm must be a model or another runnable, not {type(llm).__name__}")
 
 
 class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):
@@ -253,40 +258,46 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
                 question.error = output if isinstance(output, Exception) else None
             return [(question, output) for question, output in done if question.error is None]
 
-        reader = RunnableLambda(self._read, name="parse_program")
         questions = [self._question(*each, options) for each in zip(inputs, configs, strict=True)]
         going = [question for question in questions if question.error is None]
         for _ in range(self.drafts + 1):
-            going = await self._pick(going, call)
-            if self.describe is not None:
-                describer = RunnableLambda(self._described, name="describe_database")
-                given = [(each, (each.variables, _shown(each.picks))) for each in going]
-                for question, found in await call(describer, given):
-                    question.described = found
-                going = [each for each in going if each.error is None]
-            asked = await call(
-                self.prompt,
-                [(each, {**each.variables, **each.described, PICKED: _shown(each.picks)}) for each in going],
-            )
-            for question, prompt in asked:
-                question.prompt, question.failures = prompt, []
-            going = []
-            for left in range(self.retries, -1, -1):
-                again = []
-                said = [(question, (output, question.variables)) for question, output in await call(self.llm, asked)]
-                for question, (answer, reading, result) in await call(reader, said):
-                    question.answers += (answer,)
-                    if reading.program is None and left:
-                        question.failures.append((answer, reading.complaint))
-                        again.append((question, _asked_again(question.prompt, question.failures)))
-                    elif reading.program is None and question.parsed is not None:  # the draft remains
-                        question.parsed = replace(question.parsed, answers=question.answers)
-                    else:
-                        made = (reading.program, reading.tree, question.picks, question.answers, reading.complaint)
-                        question.parsed = ParsedProgram(*made, result)
-                        going += [question] if question.parsed.ok else []
-                asked = again
+            going = await self._answered(await self._prompted(await self._pick(going, call), call), call)
         return [question.error or question.parsed for question in questions]
+
+    async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
+        """The questions with their prompts, after the picks; those that fail are left out."""
+        if self.describe is not None:
+            describer = RunnableLambda(self._described, name="describe_database")
+            given = [(each, (each.variables, _shown(each.picks))) for each in questions]
+            for question, found in await call(describer, given):
+                question.described = found
+        going = [each for each in questions if each.error is None]
+        variables = [{**each.variables, **each.described, PICKED: _shown(each.picks)} for each in going]
+        asked = await call(self.prompt, list(zip(going, variables, strict=True)))
+        for question, prompt in asked:
+            question.prompt, question.failures = prompt, []
+        return asked
+
+    async def _answered(self, asked: _Pairs, call: _Call) -> list[_Question]:
+        """Ask the model, again where an answer is no program; returns the questions that have one now."""
+        reader = RunnableLambda(self._read, name="parse_program")
+        done = []
+        for left in range(self.retries, -1, -1):
+            again = []
+            said = [(question, (output, question.variables)) for question, output in await call(self.llm, asked)]
+            for question, (answer, reading, result) in await call(reader, said):
+                question.answers += (answer,)
+                if reading.program is None and left:
+                    question.failures.append((answer, reading.complaint))
+                    again.append((question, _asked_again(question.prompt, question.failures)))
+                elif reading.program is None and question.parsed is not None:  # the draft remains
+                    question.parsed = replace(question.parsed, answers=question.answers)
+                else:
+                    made = (reading.program, reading.tree, question.picks, question.answers, reading.complaint)
+                    question.parsed = ParsedProgram(*made, result)
+                    done += [question] if question.parsed.ok else []
+            asked = again
+        return done
 
     def _question(self, given: Any, config: RunnableConfig, options: dict[str, Any]) -> _Question:
         """A question, or what is wrong with it."""
@@ -304,7 +315,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             question.error = error
         return question
 
-    async def _pick(self, questions: list[_Question], call: Callable[..., Awaitable[_Pairs]]) -> list[_Question]:
+    async def _pick(self, questions: list[_Question], call: _Call) -> list[_Question]:
         """Pick examples; the questions that come back have others than before."""
         picker = self.retriever
         if not isinstance(picker, Runnable):
@@ -390,6 +401,8 @@ class _Question:
 
 _Pairs = list[tuple[_Question, Any]]
 """Questions, each with an input or an output of a runnable."""
+_Call = Callable[..., Awaitable[_Pairs]]
+"""Calls a runnable for questions, each with an input."""
 
 
 def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:

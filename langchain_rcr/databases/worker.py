@@ -188,42 +188,33 @@ def open_virtual_tables(connection: sqlite3.Connection) -> None:
             connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')  # noqa: S608 — quoted
 
 
-def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]:
-    """A function that yields a program's rows in batches, from a PostgreSQL database.
+class PostgreSQL:
+    """Yields a program's rows in batches, from a PostgreSQL database.
 
     Each program gets a read-only transaction on a connection of its own, which no setting or advisory lock outlives.
     """
-    import psycopg
 
-    try:
-        given = psycopg.conninfo.conninfo_to_dict(url)
-    except psycopg.Error:  # which quotes the address, with its password
-        like = "postgresql://user@host:5432/database"
-        raise DatabaseError(f"the database's address isn't one that PostgreSQL takes: {like}") from None
+    def __init__(self, url: str, timeout: float) -> None:
+        import psycopg
 
-    def connect() -> Any:
-        # Half the limit for waiting until others have written, as in SQLite.
-        most, wait = max(1, round(1000 * timeout)), max(1, round(500 * timeout))
-        limits = f"-c default_transaction_read_only=on -c statement_timeout={most} -c lock_timeout={wait}"
+        self._psycopg: Any = psycopg
+        self._url, self._timeout = url, timeout
         try:
-            # Of equal options the last counts.
-            return psycopg.connect(url, options=f"{given.get('options') or ''} {limits}".strip(), connect_timeout=10)
-        except psycopg.Error as error:
-            message = str(error)
-            for secret in filter(None, (given.get("password"), given.get("sslpassword"))):
-                message = message.replace(str(secret), "***")
-            raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
+            self._given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
+        except psycopg.Error:  # which quotes the address, with its password
+            like = "postgresql://user@host:5432/database"
+            raise DatabaseError(f"the database's address isn't one that PostgreSQL takes: {like}") from None
+        self._connected().close()
 
-    connect().close()
-
-    def run(program: str) -> Iterator[list[Any]]:
+    def __call__(self, program: str) -> Iterator[list[Any]]:
+        """The rows of a program."""
         if "\0" in program:  # where the client library would cut it off
             raise RefusedError("a null character")
-        with connect() as connection:
+        with self._connected() as connection:
             say({"started": connection.info.backend_pid})
-            deadline = time.monotonic() + timeout
+            deadline = time.monotonic() + self._timeout
             # The server's own limit may be lost on the way, in a pooler.
-            cancel = threading.Timer(1.1 * timeout, connection.cancel)
+            cancel = threading.Timer(1.1 * self._timeout, connection.cancel)
             cancel.daemon = True
             cancel.start()
             try:
@@ -235,22 +226,41 @@ def postgresql(url: str, timeout: float) -> Callable[[str], Iterator[list[Any]]]
                         # Each FETCH has a time limit of its own, which the program may have lifted.
                         left = round(1000 * (deadline - time.monotonic()))
                         if left <= 0:
-                            raise RefusedError(f"longer than {timeout:g} s")
+                            raise RefusedError(self._overrun)
                         connection.execute(f"SET LOCAL statement_timeout = {left}")
-            except psycopg.Error as error:
-                if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or as another one crashed
-                    raise AgainError(RefusedError(str(error))) from None
-                if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():
-                    raise DatabaseError(f"the PostgreSQL database can't be read: {error}") from None
-                if error.sqlstate is None and connection.broken:
-                    connect().close()  # the database's fault if that fails, else the program's
-                overrun = f"longer than {timeout:g} s"
-                raise RefusedError(overrun if error.sqlstate == "57014" else str(error)) from None
+            except self._psycopg.Error as error:
+                raise self._diagnosed(error, program, connection) from None
             finally:
                 cancel.cancel()
                 connection.close()
 
-    return run
+    def _connected(self) -> Any:
+        # Half the limit for waiting until others have written, as in SQLite.
+        most, wait = max(1, round(1000 * self._timeout)), max(1, round(500 * self._timeout))
+        limits = f"-c default_transaction_read_only=on -c statement_timeout={most} -c lock_timeout={wait}"
+        # Of equal options the last counts.
+        options = f"{self._given.get('options') or ''} {limits}".strip()
+        try:
+            return self._psycopg.connect(self._url, options=options, connect_timeout=10)
+        except self._psycopg.Error as error:
+            message = str(error)
+            for secret in filter(None, (self._given.get("password"), self._given.get("sslpassword"))):
+                message = message.replace(str(secret), "***")
+            raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
+
+    def _diagnosed(self, error: Any, program: str, connection: Any) -> Exception:
+        """What to raise for an error of the driver: whose fault it is."""
+        if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or as another one crashed
+            return AgainError(RefusedError(str(error)))
+        if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():
+            return DatabaseError(f"the PostgreSQL database can't be read: {error}")
+        if error.sqlstate is None and connection.broken:
+            self._connected().close()  # the database's fault if that fails, else the program's
+        return RefusedError(self._overrun if error.sqlstate == "57014" else str(error))
+
+    @property
+    def _overrun(self) -> str:
+        return f"longer than {self._timeout:g} s"
 
 
 class Text:
@@ -368,7 +378,7 @@ def serve(
     sys.path.extend(packages)
     limit("RLIMIT_CORE", 0)
     try:
-        run = (postgresql if postgres else SQLite)(database, timeout_s)
+        run = (PostgreSQL if postgres else SQLite)(database, timeout_s)
     except DatabaseError as fault:
         return say({"fault": str(fault)})
     limit("RLIMIT_AS", max_memory)

@@ -284,7 +284,7 @@ class TestPostgreSQL:
         monkeypatch.setattr(query_worker, "say", lambda message: None)
         begin = time.monotonic()
         with pytest.raises(query_worker.RefusedError, match=r"longer than 0\.3 s"):
-            list(query_worker.postgresql(postgres_url, 0.3)("SELECT pg_sleep(5)"))
+            list(query_worker.PostgreSQL(postgres_url, 0.3)("SELECT pg_sleep(5)"))
         assert time.monotonic() - begin < 3
 
     def test_a_lock_of_the_server_is_no_fault_of_the_program(self, run, postgres_url):

@@ -137,7 +137,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     with logged(), hold(run.path), run.stage("evaluation"):
         evaluation_stage(run)
     _show_report(EvaluationReport.read(run.path))
-    show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'picks.jsonl'))}")
+    show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'report.md', 'picks.jsonl'))}")
 
 
 # ---------------------------------------------------------------- the parser

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable, Sequence
 
 from rcr_trainer import console
 from rcr_trainer.errors import ConfigError
@@ -11,7 +12,7 @@ from rcr_trainer.layers import given_settings, load_config, merged
 from rcr_trainer.paper.cost import budget, pace
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
-from rcr_trainer.paper.sweep import Sweep
+from rcr_trainer.paper.sweep import Cell, Sweep
 from rcr_trainer.paper.tables import TABLES
 
 
@@ -33,11 +34,7 @@ def paper(given: argparse.Namespace) -> None:
     settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
     table = TABLES[given.table]
     splits = table.splits if given.splits is None else named_splits(given.splits)
-    text = given.seeds or ("0,1,2" if given.limit is None else "0")
-    try:
-        seeds = [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds {text} must be numbers, as in 0,1,2") from None
+    seeds = _seeds(given.seeds or ("0,1,2" if given.limit is None else "0"))
     selectors = None if given.selectors is None else given.selectors.replace(" ", "").split(",")
     folder = given.out
     if given.limit is not None:
@@ -51,16 +48,10 @@ def paper(given: argparse.Namespace) -> None:
         missing = sweep.missing()
         tell = console.show if given.dry_run else console.say
         tell(f"{given.table}: {len(sweep.cells)} runs in {folder}, {len(missing)} of them to do")
-        cost = budget(missing)
         if missing:
-            tell(f"language model: {'none is asked' if cost is None else cost}")
+            _agree(missing, given, tell)
         if given.dry_run:
             return
-        if missing:
-            _confirm(given.yes)
-            if cost is not None and (seconds := pace(missing)) is not None:
-                took = f"an answer takes {seconds:.2g} s, as a few have just told"
-                console.say(f"at most {_spoken(seconds * cost.use.calls)} of the language model's time: {took}")
         try:
             for number, cell in enumerate(sweep.run(), 1):
                 console.say(f"{number} of {len(missing)}: {cell.config.folder}")
@@ -70,6 +61,25 @@ def paper(given: argparse.Namespace) -> None:
             paths = result.write(folder) if outcomes else []
     console.show(result.markdown())
     console.show(f"written: {', '.join(map(str, paths))}")
+
+
+def _seeds(text: str) -> list[int]:
+    try:
+        return [int(seed) for seed in text.split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {text} must be numbers, as in 0,1,2") from None
+
+
+def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str], None]) -> None:
+    """Say what runs cost at most, and, unless it is a dry run, go on only where the user agrees."""
+    cost = budget(cells)
+    tell(f"language model: {'none is asked' if cost is None else cost}")
+    if given.dry_run:
+        return
+    _confirm(given.yes)
+    if cost is not None and (seconds := pace(cells)) is not None:
+        took = f"an answer takes {seconds:.2g} s, as a few have just told"
+        console.say(f"at most {_spoken(seconds * cost.use.calls)} of the language model's time: {took}")
 
 
 def _spoken(seconds: float) -> str:
