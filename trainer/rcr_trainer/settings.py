@@ -70,7 +70,7 @@ class DataSettings(Section):
         return [] if self.task == "files" else [self.task]
 
     def home_field(self, fields: Iterable[Mapping[str, Any]]) -> str | None:
-        """What `prefer` comes to for examples with these fields; a group allows no others, so there is none by itself."""
+        """What `prefer` comes to for examples with these fields; none by itself beside a group, which allows no others."""
         return home_field("" if self.group and self.prefer is None else self.prefer, fields)
 
     @model_validator(mode="after")
