@@ -7,6 +7,8 @@ from typing import Any, NamedTuple, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models import BaseLLM
+from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import (
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
@@ -25,6 +27,8 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
+_LONGEST_QUOTE = 2000
+"""Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
 
 
 class FewShotPrompt(FewShotPromptTemplate):
@@ -330,3 +334,22 @@ def with_picks(part: Any) -> Any:
             both = zip(parts, part.messages, strict=True)
             return part.model_copy(update={"messages": [old if new is None else new for new, old in both]})
     return None
+
+
+def asked_again(prompt: PromptValue, failures: list[tuple[str, str]]) -> PromptValue:
+    """The prompt of the next attempt, after answers that are no programs, each with the reason."""
+    if isinstance(prompt, StringPromptValue):
+        # In front: the model continues the end of the prompt.
+        said, complaint = map(_quoted, failures[-1])
+        note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
+        return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")
+    messages = prompt.to_messages()
+    for said, complaint in (map(_quoted, failure) for failure in failures):
+        messages += [AIMessage(said)] if said else []  # servers refuse blank messages
+        messages += [HumanMessage(f"That is not a program: {complaint}. Answer with the program alone.")]
+    return ChatPromptValue(messages=messages)
+
+
+def _quoted(text: str) -> str:
+    text = text.strip()
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"

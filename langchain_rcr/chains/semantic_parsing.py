@@ -10,8 +10,8 @@ from typing import Any
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models import BaseLLM
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage
-from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
+from langchain_core.messages import BaseMessage
+from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSerializable
 from langchain_core.runnables.base import coerce_to_runnable
@@ -21,6 +21,7 @@ from langchain_rcr.chains.answers import Reading, read_answer
 from langchain_rcr.chains.few_shot import (
     PICKED,
     PickedExamples,
+    asked_again,
     chat_few_shot_prompt,
     completes,
     describing_schema,
@@ -40,8 +41,6 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 NO_EXAMPLES = "no example is relevant to the question"
 """Why there is no program where the model wasn't asked."""
-_LONGEST_QUOTE = 2000
-"""Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,7 +288,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
                 question.answers += (answer,)
                 if reading.program is None and left:
                     question.failures.append((answer, reading.complaint))
-                    again.append((question, _asked_again(question.prompt, question.failures)))
+                    again.append((question, asked_again(question.prompt, question.failures)))
                 elif reading.program is None and question.parsed is not None:  # the draft remains
                     question.parsed = replace(question.parsed, answers=question.answers)
                 else:
@@ -418,25 +417,6 @@ def _shown(picks: Sequence[Any]) -> list[dict[str, Any]]:
 
 def _ids(picks: Sequence[Any]) -> list[str | None]:
     return [pick.id for pick in picks]
-
-
-def _asked_again(prompt: PromptValue, failures: list[tuple[str, str]]) -> PromptValue:
-    """The prompt of the next attempt, after answers that are no programs, each with the reason."""
-    if isinstance(prompt, StringPromptValue):
-        # In front: the model continues the end of the prompt.
-        said, complaint = map(_quoted, failures[-1])
-        note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
-        return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")
-    messages = prompt.to_messages()
-    for said, complaint in (map(_quoted, failure) for failure in failures):
-        messages += [AIMessage(said)] if said else []  # servers refuse blank messages
-        messages += [HumanMessage(f"That is not a program: {complaint}. Answer with the program alone.")]
-    return ChatPromptValue(messages=messages)
-
-
-def _quoted(text: str) -> str:
-    text = text.strip()
-    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}…"
 
 
 def _parse_function(parser: object) -> Callable[[str], Any]:

@@ -70,7 +70,7 @@ class DataSettings(Section):
         return [] if self.task == "files" else [self.task]
 
     def home_field(self, fields: Iterable[Mapping[str, Any]]) -> str | None:
-        """What `prefer` comes to for examples with these fields; none by itself beside a group, which allows no others."""
+        """What `prefer` comes to for examples with these fields; beside a group none by itself: it allows no others."""
         return home_field("" if self.group and self.prefer is None else self.prefer, fields)
 
     @model_validator(mode="after")
