@@ -36,18 +36,6 @@ SIDES = ("torch", "ONNX Runtime", "int8", "static", "LangChain MMR")
 NEEDS = {"langchain-rcr": (), "langchain-rcr[onnx,sql]": ("onnx", "sql"), "langchain-rcr[train]": ("train",)}
 
 
-class Hidden:
-    """A finder that hides packages, as where they are not installed."""
-
-    def __init__(self, *packages: str) -> None:
-        self._packages = packages
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
-        """See `importlib.abc.MetaPathFinder`."""
-        if name.partition(".")[0] in self._packages:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
 def prepare(size: int, folder: Path) -> None:
     """The checkpoints, the peer's store, and questions."""
     from langchain_core.vectorstores import InMemoryVectorStore
@@ -204,7 +192,7 @@ def main() -> int:
     logging.disable(logging.WARNING)
     if options.side:
         hidden = ("onnxruntime",) if options.side == "torch" else ("torch", "transformers", "scipy")
-        sys.meta_path.insert(0, Hidden(*hidden))  # type: ignore[arg-type]
+        sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # as where they are not installed
         print(json.dumps(ask(options.side, options.folder)))
         return 0
     sizes = {name: installation(extras) for name, extras in NEEDS.items()}
