@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import sqlite3
+import threading
 import time
 import traceback
 from contextlib import closing
@@ -76,6 +77,20 @@ def test_concurrency_reaches_the_cap_and_not_more(kind: str) -> None:
     with OpenAIServer(program, delay=0.5) as server, model(server, kind, concurrency=12, timeout=20) as llm:
         assert texts(llm.generate(prompts_of(24))) == expected(24)
         assert server.peak == llm.stats.peak == 12
+
+
+def test_a_server_that_answers_one_prompt_after_the_other_is_asked_fewer_at_a_time(caplog) -> None:
+    turn = threading.Lock()
+
+    def one_after_the_other(prompt: str) -> str:
+        with turn:
+            time.sleep(0.1)
+        return program(prompt)
+
+    with OpenAIServer(one_after_the_other) as server, model(server, "chat", concurrency=16, timeout=1) as llm:
+        assert texts(llm.generate(prompts_of(40))) == expected(40)
+        assert 0 < llm.stats.retries["timeout"] < 32
+    assert "m: too slow for so many calls at a time (llm.concurrency), now 8" in caplog.text
 
 
 @pytest.mark.parametrize("kind", KINDS)

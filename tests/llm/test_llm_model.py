@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 import threading
@@ -18,6 +19,7 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.cache import Answer, Use
+from rcr_trainer.llm.calls import Slots
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
@@ -332,3 +334,22 @@ def test_the_random_numbers_of_the_caller_are_left_alone() -> None:
     with wrap(echo, timeout=0.01, attempts=2, backoff=0.01) as llm, pytest.raises(LLMError):
         llm.generate(["a"])
     assert random.random() == expected
+
+
+def test_slots_are_halved_once_for_the_calls_that_ran_out_of_time_together() -> None:
+    async def halved() -> None:
+        slots = Slots(5)
+        together = [await slots.__aenter__() for _ in range(5)]
+        assert [slots.halve(began) for began in together] == [True, False, False, False, False]
+        assert slots.count == 2
+        for _ in together:
+            await slots.__aexit__()
+        first, second = await slots.__aenter__(), await slots.__aenter__()
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(slots.__aenter__(), 0.01)
+        assert slots.halve(first)
+        assert not slots.halve(second)
+        assert not slots.halve(math.inf)  # one is the least
+        assert slots.count == 1
+
+    asyncio.run(halved())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
@@ -32,6 +33,45 @@ _LONGEST_WAIT_S = 600.0
 """Seconds that a server may ask to wait; a run that waits longer looks like one that hangs."""
 
 
+class Slots:
+    """Places for calls, of which there can be fewer later.
+
+    A server that answers one prompt after the other lets the others wait, and their time run out.
+
+    Args:
+        count: how many calls there are at a time.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count, self._open = count, asyncio.Semaphore(count)
+        self._surplus, self._halved = 0, -math.inf
+
+    async def __aenter__(self) -> float:
+        """Wait for a place; returns when it was there, by the loop's clock."""
+        await self._open.acquire()
+        return asyncio.get_running_loop().time()
+
+    async def __aexit__(self, *exception: object) -> None:
+        """Leave it."""
+        if self._surplus:
+            self._surplus -= 1
+        else:
+            self._open.release()
+
+    def halve(self, began: float) -> bool:
+        """Have half as many places, after a call ran out of time; returns whether there are fewer.
+
+        Args:
+            began: when it got its place. Of calls that had theirs before the last time, none tells anything new.
+        """
+        if began < self._halved or self.count == 1:
+            return False
+        fewer = self.count // 2
+        self._surplus += self.count - fewer
+        self.count, self._halved = fewer, asyncio.get_running_loop().time()
+        return True
+
+
 class Calls:
     """Calls of one model. All that awaits here runs on the background loop, so needs no locks.
 
@@ -52,7 +92,7 @@ class Calls:
         self._running: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Condition()
         is_local = settings.kind == "local"
-        self._slots = asyncio.Semaphore(1 if is_local else settings.concurrency)
+        self._slots = Slots(1 if is_local else settings.concurrency)
         self._timeout = None if is_local else settings.timeout
         self._not_before = 0.0
         self._malformed, self._well_formed = 0, False
@@ -112,24 +152,29 @@ class Calls:
 
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to requests that go into one call, in as many attempts as it takes."""
-        async with self._slots:  # until they are on disk: a kill loses no more answers than there are slots
-            worst = self._client.worst(list(requests.values()))
-            attempt = malformed = 0
-            while True:
-                attempt += 1
+        worst = self._client.worst(list(requests.values()))
+        attempt = malformed = 0
+        while True:
+            attempt += 1
+            async with (
+                self._slots as began
+            ):  # until they are on disk: a kill loses no more answers than there are slots
                 await self._wait_for_server()
                 await self._reserve(worst)
                 outcome = await self._to_the_end(self._attempt(requests, worst))
-                if not isinstance(outcome, Fault):
-                    return outcome
-                malformed += outcome.reason == "malformed"
-                if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
-                    return await self._give_up(requests, outcome)
-                if outcome.kind == "stop":
-                    raise outcome.error
-                if attempt == self._settings.attempts:
-                    raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
-                await self._back_off(outcome, attempt)
+                if isinstance(outcome, Fault) and outcome.reason == "timeout" and self._slots.halve(began):
+                    fewer = "%s: too slow for so many calls at a time (llm.concurrency), now %d"
+                    logger.warning(fewer, self._client.name, self._slots.count)
+            if not isinstance(outcome, Fault):
+                return outcome
+            malformed += outcome.reason == "malformed"
+            if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
+                return await self._give_up(requests, outcome)
+            if outcome.kind == "stop":
+                raise outcome.error
+            if attempt == self._settings.attempts:
+                raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
+            await self._back_off(outcome, attempt)
 
     async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
         """Call the model once; when this returns, its answers are on disk, and what it cost is booked."""
