@@ -131,7 +131,9 @@ def test_the_command_writes_a_folder_that_a_run_takes(folder, here, capsys):
 
 
 def test_the_command_and_the_reader_know_the_same_splits():
-    parser = cli.build_parser([]).commands["data"]._subparsers._group_actions[0].choices["spider"]
+    parser = cli.build_parser([])
+    for name in ("data", "spider"):
+        parser = parser._subparsers._group_actions[0].choices[name]
     assert next(action.choices for action in parser._actions if action.dest == "split") == KINDS
 
 

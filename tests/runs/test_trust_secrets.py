@@ -9,8 +9,6 @@ from openai_server import OpenAIServer
 from rcr_trainer import cli
 from rcr_trainer.evaluation import stage
 from rcr_trainer.layers import differences, hidden, load_config, to_yaml
-from rcr_trainer.llm.client import Client
-from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.redaction import HIDDEN, printable, redact, remember_key, secrets_in, without_secrets
 from rcr_trainer.settings import Settings
 
@@ -173,21 +171,6 @@ def test_run_folders_hold_what_is_no_secret_and_compare_without() -> None:
 )
 def test_what_looks_like_a_secret(text: str, shown: str | None) -> None:
     assert redact(text) == (text if shown is None else shown)
-
-
-@pytest.mark.slow
-def test_secrets_of_a_model_given_as_an_object_are_known() -> None:
-    from langchain_openai import ChatOpenAI
-
-    model = ChatOpenAI(
-        model="m",
-        api_key="sk-one-of-mine",
-        base_url="http://me:hunter2@host/v1",
-        default_headers={"X-Any": "header-of-mine"},
-    )
-    backend = Client(model, LLMSettings(), identity={"named": "x"})
-    said = backend.diagnose.redact("sk-one-of-mine hunter2 header-of-mine")
-    assert said == " ".join([HIDDEN] * 3)
 
 
 def test_the_password_of_a_database_is_in_no_representation() -> None:

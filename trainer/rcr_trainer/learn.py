@@ -172,7 +172,7 @@ class Policy:
         self.texts: list[str] = []
         """The different questions."""
         self._pool = self.model.featurize_pool(_pool(retriever).items())
-        self._start = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        self._start = {name: array.copy() for name, array in self.model.query.tensors().items()}
         self._settings = self.model.config
 
     @cached_property
@@ -202,7 +202,9 @@ class Policy:
         try:
             yield self.model.query.vectors(self._questions)[logged.asked], self.model.pool_vectors(*self._pool)
         finally:
-            self.model.load_state_dict(self._start)
+            varied = self.model.query.tensors()
+            changed = {name: array for name, array in self._start.items() if not np.array_equal(varied[name], array)}
+            self.model.query.put(changed)
             self.model.config = self._settings
 
     def follow(self, variant: Variant, logged: Logged, *, draws: bool = True) -> tuple[FloatArray, NDArray[np.int64]]:
