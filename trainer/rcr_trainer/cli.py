@@ -35,7 +35,7 @@ from rcr_trainer.console import (
 if TYPE_CHECKING:
     from rcr_trainer.evaluation.report import EvaluationReport
 
-EXTRA = (*("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml"),)
+EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml")
 """The packages of the extra `train`, as they are imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
