@@ -1,5 +1,6 @@
 """ComposedToolSelector: which tools the model of an agent is shown."""
 
+import json
 from collections.abc import Iterator
 from itertools import combinations, product
 from pathlib import Path
@@ -173,6 +174,10 @@ def test_a_rare_tool_counts_little_more_than_a_common_one(selector: ComposedTool
     uses = {name: sum(name in names for _, names in PAIRS) + 1 for name in ABOUT}  # and its own description
     share = {name: count / (len(PAIRS) + len(ABOUT)) for name, count in uses.items()} | {"set": 0.98}  # the root
     idf = np.array([-np.log(share[name]) for name in query.inventory.names])
+    np.testing.assert_allclose(np.exp(query.tensors()["worth"]), (idf / idf.mean()) ** 0.25, rtol=1e-5)
+    described = query.described
+    query.describe([Item(f"{name.replace('_', ' ')}: {text}", json.dumps([name])) for name, text in ABOUT.items()])
+    assert query.described == described
     np.testing.assert_allclose(np.exp(query.tensors()["worth"]), (idf / idf.mean()) ** 0.25, rtol=1e-5)
 
 

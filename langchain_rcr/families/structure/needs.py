@@ -292,7 +292,8 @@ class NumpyNeedEncoder(BaseEncoder):
 
         The likeness of questions to descriptions adds to what the landmarks predict, and rarity counts less.
         """
-        self.put({"worth": RARITY_OF_DESCRIBED * self.tensors()["worth"]})
+        if items and not self.described:
+            self.put({"worth": RARITY_OF_DESCRIBED * self.tensors()["worth"]})
         usual = self.tensors()["mean"] > _ALL
         read, rows = self.inventory.rows([item.target for item in items]), self.landmark_of(items).tolist()
         parts = [read.columns[start:end] for start, end in pairwise(read.starts.tolist())]
