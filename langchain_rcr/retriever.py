@@ -50,7 +50,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
 
     Args:
         store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.
-        k: how many examples to pick; all of them if the pool, or what the filter lets through, has fewer.
+        k: how many examples to pick; all of them if the pool, or what the filter lets through, has fewer. None: as the
+            policy was trained (`model.k`), 4 if nothing else was said.
         k_min: fewer picks than this are an error.
         input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
             joined by spaces, as in LangChain's own selectors. None: the variables named like the pool's source keys,
@@ -92,7 +93,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
     store: ExampleStore
-    k: int = 4
+    k: int | None = None
     k_min: int = 0
     input_keys: list[str] | None = None
     example_keys: list[str] | None = None
@@ -381,7 +382,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         for name in strange:
             drafts = "drafts" if name == "draft" else "draft"  # a batch takes the one, a single question the other
             raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
-        k = self.k if k is None else k
+        k = next(each for each in (k, self.k, self.store.encoder.config.k) if each is not None)
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width, explore=self.explore)
         where, group, home = joined(self.filter, filter), self.picks_within, ""

@@ -83,6 +83,7 @@ class ModelSettings(Section):
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
         "additive", description="How picks compose."
     )
+    k: int = Field(4, ge=1, description='Picks a question (paper 4, section 4 "Model setup").')
     order: Literal["reversed", "picked"] = Field(
         "reversed",
         description="Order of the picks in a prompt: the first, which is needed most, last, next to the question; or "

@@ -92,15 +92,16 @@ def model_card(
     *,
     name: str = "",
     datasets: Sequence[str] = (),
-    k: int = 4,
+    k: int | None = None,
     metrics: Mapping[str, float] | None = None,
     measured_on: str = "",
 ) -> str:
     """The README.md of a checkpoint: metadata for the hub, what it is, how to load it, how well it does.
 
-    `metrics` are in % and for k picks; `measured_on` says in words what they were measured on.
+    `metrics` are in % and for k picks, the policy's own number if none is given; `measured_on` says in words what they
+    were measured on.
     """
-    base = config.pretrained
+    base, k = config.pretrained, k or config.k
     about: dict[str, Any] = {"library_name": "langchain-rcr", "tags": list(_TAGS), "model_name": name or "rcr"}
     about |= {"family": config.family, "program_language": spec.language}
     about |= {"datasets": list(datasets)} if datasets else {}

@@ -20,7 +20,7 @@ Order = Literal["picked", "reversed", "relevance"]
 class Fields(TypedDict, total=False):
     """The retriever's fields, as its constructors take them; described there."""
 
-    k: int
+    k: int | None
     k_min: int
     input_keys: list[str] | None
     example_keys: list[str] | None
@@ -86,7 +86,7 @@ def _names(value: object) -> bool:
 
 
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "k": (_whole, "a whole number from 1 on"),
+    "k": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
     "k_min": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
     "beam_width": (_whole, "a whole number from 1 on"),
     "runner_ups": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),

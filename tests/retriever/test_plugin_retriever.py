@@ -378,9 +378,8 @@ def test_unknown_arguments_are_refused(retriever: SequentialCompositionalRetriev
 
 
 def test_repr_says_what_matters_and_stays_short(retriever: SequentialCompositionalRetriever) -> None:
-    assert repr(retriever) == (
-        "SequentialCompositionalRetriever(store=ExampleStore(9 examples in MemoryIndex, keys 'source' and 'target'))"
-    )
+    store = "ExampleStore(9 examples in MemoryIndex, keys 'source' and 'target')"
+    assert repr(retriever) == f"SequentialCompositionalRetriever(store={store}, k=4)"
 
 
 def test_the_store_is_one_field_and_the_retriever_has_no_length(retriever: SequentialCompositionalRetriever) -> None:

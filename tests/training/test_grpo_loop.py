@@ -255,7 +255,7 @@ def test_prompts_show_the_picks_in_the_order_of_the_policy(order):
     llm, dev = Parrot(lambda prompt: Answer(GOLD[question_of(prompt)])), SPLIT.dev[:5]
     model = TriEncoder.build("lexical", items(SPLIT.train), dim=16, scale=20.0, order=order)
     queries, pool = model.encode_queries([e.source for e in dev]), model.encode_pool(items(SPLIT.train))
-    picks = greedy(queries, pool, model.state(), FAST.k).positions.tolist()
+    picks = greedy(queries, pool, model.state(), model.config.k).positions.tolist()
     run(model, FAST, make_reward("structure_coverage", SPEC), dev, llm=llm)
     for prompt, query, picked in zip(llm.prompts, dev, picks, strict=False):
         shown = items(SPLIT.train[at] for at in (picked[::-1] if order == "reversed" else picked))

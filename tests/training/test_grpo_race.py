@@ -20,6 +20,7 @@ from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.runner import Job
 from training import train_grpo
 
+from langchain_rcr import SequentialCompositionalRetriever
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
@@ -103,6 +104,44 @@ def test_changes_that_earn_more_are_taken_and_stay_in_the_checkpoint(policy, cap
     moved = {name for name, tensor in weights(again).items() if not torch.equal(tensor, before[name])}
     assert moved == ({"query.by_size"} if "label" in wanted else set())
     assert f"correctness 0.000 → {len(wanted) / 2:.3f}" in caplog.text
+
+
+@pytest.mark.parametrize(("budget", "k"), [(None, 4), (200, 4), (500, 8), (1000, 16)])
+def test_more_picks_race_as_far_as_prompts_may_grow(policy, monkeypatch, tmp_path, budget, k):
+    asked = set()
+
+    def score(environment, queries, picks, reward=None):
+        asked.add(picks.shape[1])
+        return np.full(len(queries), picks.shape[1] / 16), {}
+
+    monkeypatch.setattr(Environment, "score", score)
+    config = RACE.model_copy(update={"prompt_tokens": budget})
+    with wants_labels() as llm:
+        reinforce(policy, config, llm)
+        assert sum(calls_at_most(config, len(SPLIT.train), 0, races=True).values()) == 402
+    assert asked == {each for each in (4, 8, 16) if each <= k}
+    policy.save_pretrained(tmp_path / "after")
+    retriever = SequentialCompositionalRetriever.from_encoder(
+        TriEncoder.from_pretrained(tmp_path / "after"), [{"source": s, "target": t} for s, t in GOLD.items()]
+    )
+    question = SPLIT.dev[0].source
+    assert len(retriever.select_examples({"source": question})) == policy.config.k == k
+    assert len(retriever.invoke(question, k=3)) == 3
+
+
+def test_prompts_are_weighed_by_the_models_tokens_or_four_bytes_for_one(policy):
+    job = Job(policy, SPLIT.train, SPLIT.train, [], SPEC)
+    picks, queries = np.array([[0, 1], [2, 3]]), SPLIT.dev[:2]
+    with wants_labels() as llm:
+        environment = Environment(job, make_reward("correctness", SPEC), llm, GRPOSettings())
+        texts = [
+            llm.prompt.text([SPLIT.train[at].item for at in row[::-1]], query.source)
+            for row, query in zip(picks, queries, strict=True)
+        ]
+        assert environment.prompt_tokens(queries, picks) == sum(len(text.encode()) for text in texts) / 8
+    with wants_labels(count_tokens=lambda text: len(text.split())) as llm:
+        environment = Environment(job, make_reward("correctness", SPEC), llm, GRPOSettings())
+        assert environment.prompt_tokens(queries, picks) == sum(len(text.split()) for text in texts) / 2
 
 
 def test_a_race_stays_within_its_answers(policy):
@@ -199,13 +238,13 @@ def test_the_guard_sees_that_picks_of_the_likest_words_hide_labels(policy):
         policy.query.by_size[0] = math.log(8.0)
     job = Job(policy, SPLIT.train, SPLIT.train, [], SPEC)
     environment = Environment(job, make_reward("context_coverage", SPEC), None, GRPOSettings(exclude_own_program=True))
-    guard = Guard(job, environment, np.arange(len(environment.queries)), 4)
+    guard = Guard(job, environment, np.arange(len(environment.queries)))
     pool = policy.featurize_pool(ITEMS)
-    before = guard.share(policy.pool_vectors(*pool))
+    before = guard.share(policy.pool_vectors(*pool), 4)
     policy.vary({"words": 50.0})
-    assert guard.share(policy.pool_vectors(*pool)) < before - FEWER
+    assert guard.share(policy.pool_vectors(*pool), 4) < before - FEWER
     environment = Environment(job, make_reward("context_coverage", SPEC), None, GRPOSettings(exclude_own_program=False))
-    assert Guard(job, environment, np.arange(len(environment.queries)), 4).share(policy.pool_vectors(*pool)) == 1
+    assert Guard(job, environment, np.arange(len(environment.queries))).share(policy.pool_vectors(*pool), 4) == 1
 
 
 @pytest.mark.parametrize(
@@ -278,7 +317,7 @@ def test_each_parameter_has_its_rate_and_the_steps_have_their_perplexity(policy)
         assert 0 < change[f"query.{name}"] <= 2.2 * rate
     others = [c for name, c in change.items() if name.removeprefix("query.") not in policy.query.rates]
     assert 0 < max(others) < 1e-5 < 100 * max(others) < change["query.cost"]
-    for step in range(1, config.k + 1):
+    for step in range(1, policy.config.k + 1):
         assert 2 < rows[1][f"perplexity_{step}"] < 12
 
 

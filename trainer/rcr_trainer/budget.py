@@ -16,6 +16,7 @@ from rcr_trainer.llm.cache import limits
 from rcr_trainer.pipeline import load_checked
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_reward, open_language_model
+from rcr_trainer.training.registry import TIMES
 
 if TYPE_CHECKING:
     from rcr_trainer.llm.cache import Estimate
@@ -97,19 +98,22 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequen
     from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
 
     grpo, evaluation = config.grpo, config.evaluation
+    times = max(TIMES) if grpo.enabled and grpo.race and grpo.prompt_tokens else 1
+    most = evaluation.k or config.model.k * times
     if grpo.enabled and build_reward(config, task.spec).needs_llm:
         from rcr_trainer.grpo import calls_at_most
 
-        races = bool(get_family(config.model.family).changes)
+        shown = grpo.k or config.model.k * times
+        races = grpo.prompt_tokens is not None or bool(get_family(config.model.family).changes)
         for stage, calls in calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races).items():
-            yield stage, calls, grpo.k, task.dev if stage == "development" else task.reinforced
+            yield stage, calls, shown, task.dev if stage == "development" else task.reinforced
     if evaluation.asks(config.llm):
         held_out = task.held_out(evaluation.split)
         count = min(len(held_out), evaluation.answer_queries or len(held_out))
-        yield "evaluation", count * count_selectors(config), evaluation.k, held_out
+        yield "evaluation", count * count_selectors(config), most, held_out
     if texts := texts_at_most(config, task):
         tried = config.llm.kind != "local"  # see `try_scoring`
-        yield "baselines", texts + tried, evaluation.k, task.pool
+        yield "baselines", texts + tried, most, task.pool
 
 
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:

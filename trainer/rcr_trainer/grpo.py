@@ -149,7 +149,7 @@ class _GRPO:
         config, (epoch, batch) = self.config, divmod(step, self.per_epoch)
         order = np.random.default_rng([self.job.seed, epoch]).permutation(len(self.queries))
         rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        share, shape = self.processes.part(len(rows)), (len(rows), config.group_size, config.k)
+        share, shape = self.processes.part(len(rows)), (len(rows), config.group_size, self.actor.k)
         rng = np.random.default_rng([self.job.seed, epoch, batch + 1])
         rollout = self._roll_out(rows[share], rng.random(shape)[share])
         return rollout, len(rows) * config.group_size, self._figures(rollout.tally)
@@ -228,7 +228,7 @@ class _GRPO:
         queries, environment = self.dev.queries, self.environment
         if not queries:
             return figures
-        picks = self.dev.picks(self.actor.pool_vectors(), self.config.k)
+        picks = self.dev.picks(self.actor.pool_vectors(), self.actor.k)
         figures["dev_coverage"] = self.dev.supervision.coverage(picks)
         if self.config.best_by == "reward" or not environment.reward.needs_llm:
             part = self.processes.part(len(queries))

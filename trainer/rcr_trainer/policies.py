@@ -160,7 +160,7 @@ def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], co
     from langchain_rcr.policy.hub import model_card
 
     datasets = config.data.public
-    model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets, k=config.evaluation.k)
+    model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets)
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
     model.group, model.prefer = config.data.group, config.data.home_field(example.fields for example in pool)

@@ -31,7 +31,7 @@ from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.rewards import Reward, make_reward
 from rcr_trainer.training.development import greedy_picks
 from rcr_trainer.training.environment import Environment
-from rcr_trainer.training.registry import GRPOSettings
+from rcr_trainer.training.registry import TIMES, GRPOSettings
 from rcr_trainer.training.runner import Job
 
 logger = logging.getLogger(__name__)
@@ -49,6 +49,8 @@ FEWER = 0.05
 0.06 on held-out questions cost 30 of 100 test questions; it shows 39 % fewer (a trial, with the `Guard` off)."""
 _GUARDED = 400
 """Questions that this is told by, at most."""
+_WEIGHED = 50
+"""Questions whose prompts tell how long those of a variant are."""
 
 
 class Winner(NamedTuple):
@@ -78,13 +80,15 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
         environment: of GRPO.
         config: of GRPO; `race` is how many answers may be asked for.
     """
-    model, changes = job.model, job.model.family.changes_to(job.model.encoders)
-    if not (environment.reward.needs_llm and config.race and changes):
+    model, changes = job.model, [*job.model.family.changes_to(job.model.encoders)]
+    if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
         return
-    logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
     order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
     reward, pool = _reward(job, environment), model.featurize_pool([example.item for example in job.pool])
     start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
+
+    def k() -> int:
+        return config.k or model.config.k
 
     @contextmanager
     def varied(variant: Variant) -> Iterator[PoolVectors]:
@@ -97,16 +101,26 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
         rows = np.sort(order[asked])
         queries, part = [environment.queries[row] for row in rows], job.processes.part(len(rows))
         with varied(variant) as vectors:
-            picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, config.k)
+            picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, k())
             rewards = environment.score(queries[part], picks[part], reward)[0]  # shown in the variant's order
         return job.processes.gather(rewards, len(rows))
 
-    guard = Guard(job, environment, order, config.k)
+    guard = Guard(job, environment, order)
 
     def shows(variant: Variant) -> float:
         with varied(variant) as vectors:
-            return guard.share(vectors)
+            return guard.share(vectors, k())
 
+    def tokens(variant: Variant) -> float:
+        rows = np.sort(order[:_WEIGHED])
+        with varied(variant) as vectors:
+            picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, k())
+        return environment.prompt_tokens([environment.queries[row] for row in rows], picks)
+
+    if config.prompt_tokens and config.k is None:
+        more = [{"k": times * settings.k} for times in TIMES if times * settings.k <= guard.room]
+        changes += [variant for variant in more if tokens(variant) <= config.prompt_tokens]
+    logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
     least = shows({}) - FEWER
     won = race(changes, earned, len(order), config.race, lambda variant: shows(variant) >= least)
     model.vary(won.variant)
@@ -122,24 +136,27 @@ class Guard:
         job: the model and its data.
         environment: of GRPO; the questions are those of its that are held out with their programs.
         order: (Q,) its questions at random.
-        k: picks a question.
+
+    Attributes:
+        room: how many candidates each of environment and guard leaves every question at least.
     """
 
-    def __init__(self, job: Job, environment: Environment, order: NDArray[np.int64], k: int) -> None:
-        self._job, self._features, self._k, self._barred = job, environment.features, k, [*environment.barred]
+    def __init__(self, job: Job, environment: Environment, order: NDArray[np.int64]) -> None:
+        self._job, self._features, self._barred = job, environment.features, [*environment.barred]
         with_program = environment.held_out.with_program(environment.queries)
         self._rows = np.sort(order[with_program[order]][:_GUARDED])
         queries = [environment.queries[row] for row in self._rows]
         for row, barred in zip(self._rows, environment.held_out.without_combination(queries), strict=True):
             self._barred[row] = barred
+        self.room = len(job.pool) - max(map(len, (*environment.barred, *self._barred)), default=0)
         programs = ([each.target for each in examples] for examples in (queries, job.pool))
         self._needed, self._labels = structure_matrices(replace(job.spec, max_size=1), *programs)
 
-    def share(self, vectors: PoolVectors) -> float:
-        """The share of the questions with all their labels among the model's picks; 1 if there are no questions."""
+    def share(self, vectors: PoolVectors, k: int) -> float:
+        """The share of the questions with all their labels among the model's k picks; 1 if there are no questions."""
         if not len(self._rows):
             return 1.0
-        picks = greedy_picks(self._job, self._features, self._barred, self._rows, vectors, self._k)
+        picks = greedy_picks(self._job, self._features, self._barred, self._rows, vectors, k)
         shown = sum(self._labels[column] for column in picks.T)
         has = self._needed.multiply(shown > 0).sum(axis=1)
         return float((has == self._needed.sum(axis=1)).mean())

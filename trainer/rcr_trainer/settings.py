@@ -167,8 +167,8 @@ class EvaluationSettings(Section):
 
     split: Literal["test", "dev"] = "test"
     """Which queries."""
-    k: int = Field(4, ge=1)
-    """Examples a query in the table (paper 4, section 4 "Model setup")."""
+    k: int | None = Field(None, ge=1)
+    """Examples a query in the table; null: as many as the trained policy picks."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
         ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "set_bsr_distinct", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
@@ -226,6 +226,11 @@ class Settings(Section):
     prompt: Prompt = Field(default_factory=Prompt)
     evaluation: EvaluationSettings = Field(default_factory=EvaluationSettings)
     baselines: LearnedSettings = Field(default_factory=LearnedSettings)
+
+    @property
+    def k(self) -> int:
+        """Examples a query in the comparison, unless a race changes the policy's number."""
+        return self.evaluation.k or self.model.k
 
     @property
     def folder(self) -> Path:

@@ -82,6 +82,7 @@ def train(job: Job, config: SFTSettings) -> Result:
 class _SFT:
     def __init__(self, job: Job, config: SFTSettings) -> None:
         self.job, self.config, self.model, self.processes = job, config, job.model, job.processes
+        self.k = config.k or job.model.config.k
         self.loss, self.device = LOSSES[config.loss], next(job.model.parameters()).device
         self.queries, pool, spec, own = list(job.queries), job.pool, job.spec, config.exclude_own_program
 
@@ -89,8 +90,8 @@ class _SFT:
         forbidden = own_positions(self.queries, pool, spec, same_program=own)
         self.supervision = Supervision(self.queries, pool, spec, forbidden)
         self.dev = Development(job, self.held_out)
-        check_pool_size("sft", forbidden, len(pool), config.k)
-        self.sequences, gains = self.supervision.sequences(config.k)
+        check_pool_size("sft", forbidden, len(pool), self.k)
+        self.sequences, gains = self.supervision.sequences(self.k)
         gaining = gains > 0
         self.trainable = np.flatnonzero(gaining[:, 0])
         if not len(self.trainable):
@@ -148,7 +149,7 @@ class _SFT:
             self.batch_size, self.accumulation = config.batch_size * self.processes.size, config.gradient_accumulation
             rows = len(self.steps)
         else:  # whole sequences of k states, in batches of one process each
-            self.batch_size = max(1, config.batch_size // config.k)
+            self.batch_size = max(1, config.batch_size // self.k)
             self.accumulation = config.gradient_accumulation * self.processes.size
             rows = len(self.trainable)
         self.runner = Runner(
@@ -178,7 +179,7 @@ class _SFT:
         sequences = self.sequences.copy()
         if len(rows):
             barred, pool = self.supervision.forbidden, self._pool_vectors()
-            sequences[rows] = greedy_picks(self.job, self.query_features, barred, rows, pool, config.k, self.groups)
+            sequences[rows] = greedy_picks(self.job, self.query_features, barred, rows, pool, self.k, self.groups)
         return sequences
 
     def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
@@ -278,7 +279,7 @@ class _SFT:
 
     def _coverage(self, dev: Development) -> float:
         """Coverage of the greedy picks, in percent."""
-        return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.config.k, self.groups))
+        return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.k, self.groups))
 
     def _pool_vectors(self) -> PoolVectors:
         """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""

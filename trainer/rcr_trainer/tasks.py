@@ -146,7 +146,7 @@ def _in_groups(config: Settings, task: Task) -> Task:
         return replace(example, group=str(example.fields[key]))
 
     pool = [member(example) for example in task.pool]
-    k = max(config.sft.k, config.evaluation.k, config.grpo.k if config.grpo.enabled else 0)
+    k = max(config.sft.k or config.model.k, config.k, config.grpo.k or config.model.k if config.grpo.enabled else 0)
     sizes = Counter(example.group for example in pool)
     programs = Counter((example.group, task.spec.key(example.target)) for example in pool)
 
@@ -194,8 +194,9 @@ def check_task(config: Settings, task: Task) -> Task:
     needs = [("sft.k", config.sft.k), ("evaluation.k", config.evaluation.k)]
     if config.grpo.enabled:
         needs.append(("grpo.k", config.grpo.k))
-    for field, k in needs:
-        if len(task.pool) < k + (field != "evaluation.k"):  # a training query never retrieves itself
+    for own, given in needs:
+        field, k = (own, given) if given else ("model.k", config.model.k)
+        if len(task.pool) < k + (own != "evaluation.k"):  # a training query never retrieves itself
             raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}")
     spec = replace(task.spec, language=_language_of(task.pool, task.spec, own=config.data.task == "files"))
     split = config.evaluation.split

@@ -97,7 +97,7 @@ def try_scoring(config: Settings, task: Task) -> None:
 
 def texts_at_most(config: Settings, task: Task) -> int:
     """How many texts the language model scores at most for the baselines to learn from."""
-    options, k, pool = config.baselines, config.evaluation.k, len(task.pool)
+    options, k, pool = config.baselines, config.k, len(task.pool)
     queries = min(pool, options.queries or pool)
     return sum(get_baseline(name).texts(options, queries, k) for name in learners(config))
 

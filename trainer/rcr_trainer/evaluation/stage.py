@@ -73,6 +73,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
     held_out = HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
     policies, asks = _policies(run), evaluation.asks(config.llm)
+    k = evaluation.k or policies[OURS].config.k
     ours = _ours(config, policies, task, queries, held_out)
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
@@ -83,7 +84,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             task.pool,
             resources_of(run, task, policies[OURS], llm),
             dev=task.dev,
-            k=evaluation.k,
+            k=k,
             exclude_dev=_barred(config, task, "dev", held_out),
             gold=evaluation.gold,
             names=evaluation.selectors,
@@ -93,7 +94,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             task.pool,
             queries,
             task.spec,
-            k=evaluation.k,
+            k=k,
             split=split.name.removeprefix(f"{split.meta.get('task')}-"),
             part=evaluation.split,
             seed=config.seed,

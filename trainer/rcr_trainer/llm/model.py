@@ -151,6 +151,10 @@ class LanguageModel:
         """Tokens of a prompt with all that is sent along, or somewhat more."""
         return self._client.count_tokens(prompt)
 
+    def about_tokens(self, prompt: str | Conversation) -> float:
+        """Tokens of a prompt; four bytes a token where the model's tokenizer isn't at hand."""
+        return self.count_tokens(prompt) / (1 if self._client.exact_tokens else 4)
+
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """What a number of calls costs at most, before the prompts are known. The model is not called.
 

@@ -58,7 +58,7 @@ def pace(cells: Sequence[Cell]) -> float | None:
     asking = (cell.config for cell in cells if cell.variant and cell.config.evaluation.asks(cell.config.llm))
     if (config := next(asking, None)) is None:
         return None
-    task, k = divide(config, load_split(config.data, config.seed)), config.evaluation.k
+    task, k = divide(config, load_split(config.data, config.seed)), config.k
     plain = (baselines.get_baseline(name) for name in config.evaluation.selectors)
     selector = next((each for each in plain if each.shows and not each.needs), None)
     few, n = max(_FEW, config.llm.concurrency), min(len(task.test), config.evaluation.answer_queries or _MOST)

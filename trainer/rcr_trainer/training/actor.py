@@ -52,7 +52,8 @@ class Actor:
         barred: Sequence[IntArray],
         config: GRPOSettings,
     ) -> None:
-        self.model, self.k, self.chunk, self.train_candidates = model, config.k, config.chunk, config.train_candidates
+        self.model, self.chunk, self.train_candidates = model, config.chunk, config.train_candidates
+        self.k = config.k or model.config.k
         self._size, self._all_barred = len(pool), list(barred)
         self._device = next(model.parameters()).device
         self._queries = queries

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.policy.prompt import arranged
+from langchain_rcr.policy.prompt import Request, arranged
 from rcr_trainer.data import Example
 from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
@@ -61,7 +61,7 @@ class Environment:
         new = share_held_out(config.exclude_own_program, self.queries, job.dev, job.pool, job.spec)
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
         self.barred = self.held_out.barred(self.queries)
-        check_pool_size("grpo", self.barred, len(job.pool), config.k)
+        check_pool_size("grpo", self.barred, len(job.pool), config.k or job.model.config.k)
         self.features = self.held_out.features(job.model, self.queries)
 
     def score(
@@ -77,16 +77,11 @@ class Environment:
         Returns:
             (R,) rewards, NaN where there is nothing to score, and figures for the log.
         """
-        order, reward = self._model.config.order, reward or self.reward
-        contexts = [arranged([self._pool[position] for position in row], order) for row in picks.tolist()]
+        reward, contexts = reward or self.reward, self._contexts(picks)
         predictions: list[str | None] = [None] * len(queries)
         tally: Tally = {}
         if reward.needs_llm and self.llm is not None:
-            prompt = self.llm.prompt
-            prompts = [
-                prompt.request([e.item for e in context], query.source, query.fields)
-                for context, query in zip(contexts, queries, strict=True)
-            ]
+            prompt, prompts = self.llm.prompt, self._prompts(self.llm, queries, contexts)
             tally["distinct_prompts"] = (len(set(prompts)), len(prompts))
             if reward.likelihood:
                 wanted = [prompt.continuation(query.target) for query in queries]
@@ -94,3 +89,18 @@ class Environment:
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
         return score(reward, predictions, queries, contexts), tally
+
+    def prompt_tokens(self, queries: Sequence[Example], picks: IntArray) -> float:
+        """Tokens of the prompts with these picks (R, k), in the mean; 0: no language model is asked."""
+        if self.llm is None or not len(queries):
+            return 0.0
+        return float(np.mean([*map(self.llm.about_tokens, self._prompts(self.llm, queries, self._contexts(picks)))]))
+
+    def _contexts(self, picks: IntArray) -> list[list[Example]]:
+        order = self._model.config.order
+        return [arranged([self._pool[position] for position in row], order) for row in picks.tolist()]
+
+    @staticmethod
+    def _prompts(llm: LanguageModel, queries: Sequence[Example], contexts: list[list[Example]]) -> list[Request]:
+        asked = zip(contexts, queries, strict=True)
+        return [llm.prompt.request([e.item for e in shown], query.source, query.fields) for shown, query in asked]

@@ -79,8 +79,8 @@ Share = Annotated[float, Field(ge=0, le=1)]
 class StageSettings(Section):
     """Each stage gives the fields that lack a default its own."""
 
-    k: int = Field(4, ge=1)
-    """Picks a query (paper 4, section 4 "Model setup")."""
+    k: int | None = Field(None, ge=1)
+    """Picks a query; null: model.k."""
     epochs: int
     max_steps: int | None = Field(None, ge=1)
     """Stop after this many optimiser steps (GRPO: batches), for a trial; null: by epochs."""
@@ -157,6 +157,10 @@ class SFTSettings(StageSettings):
         return self
 
 
+TIMES = (2, 4)
+"""Times as many examples that the race tries where prompts may grow (`GRPOSettings.prompt_tokens`)."""
+
+
 class GRPOSettings(StageSettings):
     """Stage 2, reinforcement learning from a language model's answers (paper section 3.2)."""
 
@@ -179,6 +183,9 @@ class GRPOSettings(StageSettings):
     race: int = Field(600, ge=0)
     """Answers, at most, by which GRPO first chooses among changes of the policy that need no gradient (structure: p, ω,
     α, the order of the picks, what labels and unneeded structures weigh); 0: it doesn't."""
+    prompt_tokens: int | None = Field(None, ge=1)
+    """Tokens that prompts may have in the mean, for twice and four times as many picks as model.k to race, too; where
+    the model's tokenizer isn't at hand, as with a server, four bytes are a token. null: model.k stays."""
     perplexity: float | None = Field(4.0, gt=1)
     """Candidates that each step draws among in effect, at the start: it sets τ by step, so that no step is
     deterministic or random. null: model.tau at every step (paper)."""
