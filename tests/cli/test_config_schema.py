@@ -76,6 +76,6 @@ def test_the_papers_configuration_says_what_the_paper_says():
     config = load_config(ROOT / "examples/configs/paper_geoquery.yaml", environ={})
     model, sft = config.model, config.sft
     assert (model.family, model.base, model.lam, model.tau) == ("transformer", "bert-base-uncased", 0.1, 0.2)
-    assert (sft.loss, sft.k, sft.epochs, sft.batch_size, sft.lr) == ("infonce", 4, 120, 64, 1e-5)
+    assert (sft.loss, model.k, sft.epochs, sft.batch_size, sft.lr) == ("infonce", 4, 120, 64, 1e-5)
     assert (sft.bm25_top, sft.bm25_worst, sft.warmup, sft.patience) == (50, 5, 0.0, None)
     assert config.program.max_size == 4
