@@ -96,7 +96,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
 
 
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> dict[str, int]:
-    """Prompts that each part of GRPO in one process hands in at most, identical ones counted each time.
+    """Prompts that each part of GRPO in one process hands in at most; only those of the race count once if identical.
 
     Args:
         config: the settings.

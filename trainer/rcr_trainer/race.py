@@ -84,45 +84,47 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
         return
     order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
+    rows, guard = order[: config.race], Guard(job, environment, order)  # each question takes an answer at least
     reward, pool = _reward(job, environment), model.featurize_pool([example.item for example in job.pool])
     start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
-
-    def k() -> int:
-        return config.k or model.config.k
+    kept: dict[frozenset[tuple[str, Any]], tuple[NDArray[np.int64], float]] = {}
 
     @contextmanager
-    def varied(variant: Variant) -> Iterator[PoolVectors]:
+    def varied(variant: Variant) -> Iterator[None]:
         model.vary(variant)
-        yield model.pool_vectors(*pool)
+        yield
         model.load_state_dict(start)
         model.config = settings
 
+    def picked(variant: Variant) -> tuple[NDArray[np.int64], float]:
+        """The picks (len(rows), k), and what the guard says of them."""
+        if (name := frozenset(variant.items())) not in kept:
+            with varied(variant):
+                vectors, k = model.pool_vectors(*pool), config.k or model.config.k
+                picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, k)
+                kept[name] = picks, guard.share(vectors, k)
+        return kept[name]
+
     def earned(variant: Variant, asked: slice) -> FloatArray:
-        rows = np.sort(order[asked])
-        queries, part = [environment.queries[row] for row in rows], job.processes.part(len(rows))
-        with varied(variant) as vectors:
-            picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, k())
-            rewards = environment.score(queries[part], picks[part], reward)[0]  # shown in the variant's order
-        return job.processes.gather(rewards, len(rows))
-
-    guard = Guard(job, environment, order)
-
-    def shows(variant: Variant) -> float:
-        with varied(variant) as vectors:
-            return guard.share(vectors, k())
+        queries, picks = [environment.queries[row] for row in rows[asked]], picked(variant)[0][asked]
+        part = job.processes.part(len(queries))
+        with varied(variant):  # whose order prompts have
+            rewards = environment.score(queries[part], picks[part], reward)[0]
+        return job.processes.gather(rewards, len(queries))
 
     def tokens(variant: Variant) -> float:
-        rows = np.sort(order[:_WEIGHED])
-        with varied(variant) as vectors:
-            picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, k())
-        return environment.prompt_tokens([environment.queries[row] for row in rows], picks)
+        queries = [environment.queries[row] for row in rows[:_WEIGHED]]
+        return environment.prompt_tokens(queries, picked(variant)[0][:_WEIGHED])
+
+    def spent() -> int:
+        return int(job.processes.sum(np.array([environment.llm.stats.distinct if environment.llm else 0]))[0])
 
     if config.prompt_tokens and config.k is None:
         more = [{"k": times * settings.k} for times in TIMES if times * settings.k <= guard.room]
         changes += [variant for variant in more if tokens(variant) <= config.prompt_tokens]
     logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
-    least = shows({}) - FEWER
-    won = race(changes, earned, len(order), config.race, lambda variant: shows(variant) >= least)
+    least = picked({})[1] - FEWER
+    won = race(changes, earned, len(rows), config.race, spent, lambda variant: picked(variant)[1] >= least)
     model.vary(won.variant)
     chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
     message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
@@ -180,6 +182,7 @@ def race(
     earned: Callable[[Variant, slice], FloatArray],
     questions: int,
     answers: int,
+    spent: Callable[[], int],
     admitted: Callable[[Variant], bool] = lambda variant: True,
 ) -> Winner:
     """Find the variant that earns most, or one that differs less and earns as much.
@@ -188,11 +191,12 @@ def race(
         changes: of one number each, the mildest first.
         earned: the rewards (n,) of a variant on some of the questions; NaN: there is none.
         questions: how many there are, in random order.
-        answers: rewards asked for at most.
+        answers: asked for at most. Variants with the same picks share one.
+        spent: how many have been asked for.
         admitted: whether a variant may take part.
     """
-    before = np.full(questions, np.nan)
-    alone = _halved([*filter(admitted, changes)], earned, before, answers // 2, TOGETHER)
+    before, end = np.full(questions, np.nan), spent() + answers
+    alone = _halved([*filter(admitted, changes)], earned, before, answers // 2, spent, TOGETHER)
     best = [variant for variant, gains in alone if _mean(gains) > 0]
     joined = [
         {name: value for variant in some for name, value in variant.items()}
@@ -200,7 +204,7 @@ def race(
         for some in combinations(best, size)
         if len({name for variant in some for name in variant}) == len(some)
     ]
-    finalists = [({}, np.zeros(1)), *_halved([*filter(admitted, joined)], earned, before, answers - answers // 2, 1)]
+    finalists = [({}, np.zeros(1)), *_halved([*filter(admitted, joined)], earned, before, end - spent(), spent, 1)]
     winner, gains = finalists[mildest([gains for _, gains in finalists])]
     asked = before[: len(finalists[-1][1])]
     return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))
@@ -224,18 +228,24 @@ def mildest(gains: Sequence[FloatArray]) -> int:
 
 
 def _halved(
-    variants: list[Variant], earned: Callable[[Variant, slice], FloatArray], before: FloatArray, answers: int, last: int
+    variants: list[Variant],
+    earned: Callable[[Variant, slice], FloatArray],
+    before: FloatArray,
+    answers: int,
+    spent: Callable[[], int],
+    last: int,
 ) -> list[tuple[Variant, FloatArray]]:
     """The last variants of a race, in their order, with what each gains on every question that was asked.
 
     What the policy as it is earns on these is put into `before`.
     """
-    rounds, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), 0
+    rounds, begun, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), spent(), 0
     gains = {at: np.empty(0) for at in range(len(variants))}
     for number in range(rounds):
-        start, stop = stop, min(len(before), stop + answers // rounds // (len(gains) + 1))
-        asked = slice(start, stop)
-        if start < stop:
+        end = begun + answers * (number + 1) // rounds
+        # As many questions as can be paid for; as variants share answers, that leaves some for more.
+        while more := min(len(before) - stop, max(0, end - spent()) // (len(gains) + 1)):
+            asked, stop = slice(stop, stop + more), stop + more
             before[asked] = earned({}, asked)
             gains = {at: np.append(old, earned(variants[at], asked) - before[asked]) for at, old in gains.items()}
         count = last if number == rounds - 1 else max(last, math.ceil(len(gains) / 2))

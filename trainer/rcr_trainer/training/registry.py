@@ -181,8 +181,8 @@ class GRPOSettings(StageSettings):
     """A training query gets no candidate with its own program (paper: names no choice). null: as often as a question to
     come won't, which is taken from development questions of their own, or else from training questions."""
     race: int = Field(600, ge=0)
-    """Answers, at most, by which GRPO first chooses among changes of the policy that need no gradient (structure: p, ω,
-    α, the order of the picks, what labels and unneeded structures weigh); 0: it doesn't."""
+    """Different prompts, at most, by whose answers GRPO first chooses among changes of the policy that need no gradient
+    (structure: p, ω, α, the order of the picks, what labels and unneeded structures weigh); 0: it doesn't."""
     prompt_tokens: int | None = Field(None, ge=1)
     """Tokens that prompts may have in the mean, for twice and four times as many picks as model.k to race, too; where
     the model's tokenizer isn't at hand, as with a server, four bytes are a token. null: model.k stays."""
