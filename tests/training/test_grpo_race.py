@@ -221,6 +221,8 @@ def test_changes_of_one_number_are_not_joined_and_few_answers_change_nothing():
     for questions, answers in ((50, 3), (0, 100)):
         assert race(changes, earned, questions, answers, spent).variant == {}
     assert race([], earned, 50, 100, spent).variant == {}
+    worse = race(changes, lambda variant, rows: np.full(rows.stop - rows.start, -len(variant)), 50, 100, lambda: 0)
+    assert worse == ({}, 0, 0, 50)
     silent = race(changes, lambda variant, rows: np.full(rows.stop - rows.start, np.nan), 50, 100, lambda: 0)
     assert silent.variant == {}
 

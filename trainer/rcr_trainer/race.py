@@ -206,7 +206,7 @@ def race(
     ]
     finalists = [({}, np.zeros(1)), *_halved([*filter(admitted, joined)], earned, before, end - spent(), spent, 1)]
     winner, gains = finalists[mildest([gains for _, gains in finalists])]
-    asked = before[: len(finalists[-1][1])]
+    asked = before[: len(finalists[-1][1])] if joined else before[np.isfinite(before)]
     return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))
 
 
