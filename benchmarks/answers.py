@@ -4,7 +4,7 @@
 
 Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
 `SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
-`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`. `rcr:drafts=1` picks again with the structures of the
+`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`, with as many picks as it was trained for. `rcr:drafts=1` picks again with the structures of the
 first answer, as the chain does (`semantic_parsing_chain`), and is asked again. Every selector is shown in the order
 that serves it best: the likest question, or the first pick, last. `MODEL=local:FOLDER` is one that transformers loads
 (covr-parser).
@@ -110,11 +110,12 @@ class Picker:
         """(B, k) examples; `drafts` has a guess at each program, for ours."""
         name, given = options_of(row)
         given.pop("drafts", None)
-        k = int(given.pop("k", None) or self.k)
+        own = given.pop("k", None)
+        k = int(own or self.k)
         if name == "none":
             return [[] for _ in asked]
         if name.startswith("rcr"):
-            positions, order = self._ours(asked, k, given, drafts)
+            positions, order = self._ours(asked, None if "run" in given and own is None else k, given, drafts)
         else:
             from rcr_trainer.baselines import get_baseline
 
@@ -127,7 +128,7 @@ class Picker:
         return [arranged([self.pool[i] for i in picks], order) for picks in positions.tolist()]
 
     def _ours(
-        self, asked: Sequence[Any], k: int, given: Mapping[str, str | None], drafts: Sequence[str | None] | None
+        self, asked: Sequence[Any], k: int | None, given: Mapping[str, str | None], drafts: Sequence[str | None] | None
     ) -> tuple[np.ndarray, str]:
         from langchain_rcr.index.memory import MatrixTable
         from langchain_rcr.policy.selection import greedy
@@ -142,7 +143,7 @@ class Picker:
             self._fitted[key] = model, MatrixTable(model.encode_pool(items))
         model, index = self._fitted[key]
         vectors = model.encode_queries([each.source for each in asked], drafts, [each.home for each in asked])
-        return greedy(vectors, index, model.state(), k).positions, model.config.order
+        return greedy(vectors, index, model.state(), k or model.config.k).positions, model.config.order
 
 
 def options_of(row: str) -> tuple[str, dict[str, str | None]]:
