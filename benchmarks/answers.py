@@ -4,10 +4,10 @@
 
 Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
 `SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
-`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`, with as many picks as it was trained for. `rcr:drafts=1` picks again with the structures of the
-first answer, as the chain does (`semantic_parsing_chain`), and is asked again. Every selector is shown in the order
-that serves it best: the likest question, or the first pick, last. `MODEL=local:FOLDER` is one that transformers loads
-(covr-parser).
+`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`, with as many picks as it was trained for. `rcr:drafts=1`
+picks again with the structures of the first answer, as the chain does (`semantic_parsing_chain`), and is asked again.
+Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
+`MODEL=local:FOLDER` is one that transformers loads (covr-parser).
 Probabilities are of the gold program and the line break behind it, from servers that tell them
 (`rcr_trainer.llm.scoring`).
 
