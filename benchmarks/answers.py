@@ -270,27 +270,36 @@ def markdown(results: Mapping[str, Any], ours: str) -> str:
 
 
 def summary(results: Mapping[str, Any], ours: str) -> str:
-    """For each model the means over its data sets: ours, the best plain selector of each, each plain one."""
+    """For each model the means over its data sets: ours, the best plain selector of each, and what ours has more.
+
+    The interval draws each data set's programs by themselves; which selector is best isn't drawn, but taken as it is.
+    """
     import numpy as np
+    from rcr_trainer.evaluation.metrics import cluster_bootstrap
+    from rcr_trainer.evaluation.table import gap_text
 
     lines = []
     for model in dict.fromkeys(model for models in results.values() for model in models):
         for measure in ("exact", "p", "log_p"):
-            by_set = {}
-            for name, models in results.items():
-                rows = models.get(model, {}).get("rows", {})
-                taken = {row: values_of(cell, measure) for row, cell in rows.items()}
-                means = {row: np.nanmean(values) for row, values in taken.items() if values is not None}
-                plain = [means[row] for row in PLAIN if row in means]
-                if ours in means and plain:
-                    by_set[name] = (means[ours], max(plain))
+            by_set, drawn = {}, []
+            for number, (name, models) in enumerate(results.items()):
+                found = models.get(model, {"rows": {}})
+                taken = {row: values_of(cell, measure) for row, cell in found["rows"].items()}
+                known = {row: values for row, values in taken.items() if values is not None}
+                plain = max((row for row in PLAIN if row in known), key=lambda row: np.nanmean(known[row]), default="")
+                if ours in known and plain:
+                    by_set[name] = (np.nanmean(known[ours]), np.nanmean(known[plain]))
+                    gap = known[ours] - known[plain]
+                    clusters = np.array(found.get("databases", found["programs"]), dtype=object)[~np.isnan(gap)]
+                    drawn.append(cluster_bootstrap(gap[~np.isnan(gap), None], clusters.tolist(), seed=number))
             if by_set:
                 own, best = np.array([*by_set.values()]).T
                 worst = min(by_set, key=lambda name: by_set[name][0] - by_set[name][1])
-                least = f"{(own - best).min():+.1f} ({worst})"
+                low, high = np.quantile(np.mean(drawn, axis=0), [0.025, 0.975])
+                more = gap_text((own - best).mean(), (float(low), float(high)))
                 lines.append(
                     f"- {model}, {MEASURES[measure][0]}, mean of {len(by_set)} data sets: {ours} {own.mean():.1f}, the "
-                    f"best plain selector of each {best.mean():.1f}; least difference {least}"
+                    f"best plain selector of each {best.mean():.1f}: {more}; least {(own - best).min():+.1f} ({worst})"
                 )
     return "\n".join(lines)
 
