@@ -435,10 +435,11 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         return arranged(picks, self.shown_in)
 
     def _documents(self, picks: list[Pick]) -> list[Document]:
+        texts = self.store.schema.texts([pick.example for pick in picks])
         return [
             Document(
                 id=pick.id,
-                page_content=self.store.schema.text(pick.example),
+                page_content=text,
                 metadata={
                     **pick.example,
                     "step": pick.step,
@@ -446,7 +447,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
                     **({} if pick.probability is None else {"probability": pick.probability}),
                 },
             )
-            for pick in picks
+            for pick, text in zip(picks, texts, strict=True)
         ]
 
     def _shown(self, pick: Pick) -> dict[str, Any]:

@@ -271,7 +271,7 @@ async def select(
             return picks
         beams.keep(at)
         beams.grow(hits.keys[at, of], hits.logits[at, of], None if log_probs is None else log_probs[at, of])
-    beams.end(np.unique(beams.query), picks)
+    beams.end(beams.query if width == 1 else np.unique(beams.query), picks)
     return picks
 
 

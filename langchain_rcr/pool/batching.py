@@ -46,30 +46,36 @@ async def batched(
     Returns:
         For each question its `Selection`, or its exception.
     """
-    runs = []
-    for query, one in zip(queries, get_config_list(config, len(queries)), strict=True):
-        callbacks = manager.configure(
-            inheritable_callbacks=one.get("callbacks"),
-            inheritable_tags=one.get("tags"),
-            local_tags=retriever.tags,
-            inheritable_metadata={**(one.get("metadata") or {}), **about},
-            local_metadata=retriever.metadata,
-        )
-        name = one.get("run_name") or retriever.get_name()
-        runs.append(await resolved(callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))))
+    runs, configs = [], get_config_list(config, len(queries))
+    callbacks: Any = None
+    for query, one in zip(queries, configs, strict=True):
+        if callbacks is None or isinstance(config, list):  # else all have the same
+            callbacks = manager.configure(
+                inheritable_callbacks=one.get("callbacks"),
+                inheritable_tags=one.get("tags"),
+                local_tags=retriever.tags,
+                inheritable_metadata={**(one.get("metadata") or {}), **about},
+                local_metadata=retriever.metadata,
+            )
+        if callbacks.handlers:
+            name = one.get("run_name") or retriever.get_name()
+            run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
+            runs.append(await resolved(run))
+        else:  # nobody listens
+            runs.append(None)
     errors = [_error_of(query) for query in queries]
     valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
     results: list[Any]
     try:
-        found = iter(await pick(valid, any(run.handlers for run in runs)) if valid else ())
+        found = iter(await pick(valid, any(runs)) if valid else ())
         results = [next(found) if error is None else error for error in errors]
     except Exception as error:
         results = [one or error for one in errors]
     for run, result in zip(runs, results, strict=True):
-        if isinstance(result, Exception):
-            await resolved(run.on_retriever_error(result))
-        else:
-            await resolved(run.on_retriever_end(result.documents))
+        if run is None:
+            continue
+        ended = run.on_retriever_error if isinstance(result, Exception) else run.on_retriever_end
+        await resolved(ended(getattr(result, "documents", result)))
     first = next((result for result in results if isinstance(result, Exception)), None)
     if first is not None and not return_exceptions:
         raise first

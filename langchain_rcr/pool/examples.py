@@ -141,9 +141,9 @@ class ExamplePool:
         homes = ("" if (value := example.get(prefer)) is None else str(value) for example in self.examples)
         return [item._replace(home=home) for item, home in zip(self._items, homes, strict=True)]
 
-    def text(self, example: Example) -> str:
-        """An example as a prompt shows it: "Source: …", line break, "Target: …" (the paper's appendix D)."""
-        return APPENDIX_D.shown(self.item(example))
+    def texts(self, examples: Sequence[Example]) -> list[str]:
+        """Examples as a prompt shows them: "Source: …", line break, "Target: …" (the paper's appendix D)."""
+        return [APPENDIX_D.shown(item) for item in self._read(examples, lambda at: "the example")]
 
     @cached_property
     def programs(self) -> NDArray[np.int64]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,7 @@ from langchain_rcr.basics.rows import BoolArray, FloatArray
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.index.filters import Filter
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
-from langchain_rcr.policy.selection import Options, select
+from langchain_rcr.policy.selection import Hit, Options, select
 from langchain_rcr.pool.examples import ExamplePool, check_text
 
 if TYPE_CHECKING:
@@ -168,22 +168,21 @@ class Served:
                 keys = np.unique(picks.positions[picks.positions >= 0])
                 products = await reader.candidates(keys) @ state.start(vectors).vector().T
                 alone = dict(zip(keys.tolist(), products, strict=True))
+        known = options.scored or options.explore
+        each = zip(chosen, picks.probabilities.tolist(), strict=True)
         return [
-            [
-                Pick(
-                    hit.row.id,
-                    example,
-                    step,
-                    hit.logit,
-                    float(picks.probabilities[query, step - 1]) if options.scored or options.explore else None,
-                    float(alone[hit.key][query]) if options.relevance else None,
-                )
-                for step, (hit, example) in enumerate(
-                    zip(hits, copied([hit.row.example for hit in hits], [hit.row.id for hit in hits]), strict=True), 1
-                )
-            ]
-            for query, hits in enumerate(chosen)
+            _picks(hits, chances if known else [None] * len(hits), {key: of[query] for key, of in alone.items()})
+            for query, (hits, chances) in enumerate(each)
         ]
+
+
+def _picks(hits: Sequence[Hit], chances: Sequence[float | None], alone: Mapping[int, np.float32]) -> list[Pick]:
+    """One question's picks, from the probability of each, and its logit for the question alone, where it is known."""
+    examples = copied([hit.row.example for hit in hits], [hit.row.id for hit in hits])
+    return [
+        Pick(hit.row.id, example, step, hit.logit, chance, float(alone[hit.key]) if alone else None)
+        for step, (hit, example, chance) in enumerate(zip(hits, examples, chances, strict=False), 1)
+    ]
 
 
 def check_query(query: object) -> None:

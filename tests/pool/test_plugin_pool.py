@@ -53,12 +53,12 @@ def test_ids_are_random_unless_given() -> None:
 def test_item_is_the_one_rendering_with_the_users_keys() -> None:
     pool = ExamplePool([{"q": "why", "sql": "SELECT 1", "source": "x"}], source_key="q", target_key="sql")
     assert pool.items() == [Item("why", "SELECT 1")]
-    assert pool.text(pool.examples[0]) == "Source: why\nTarget: SELECT 1"
+    assert pool.texts(pool.examples) == ["Source: why\nTarget: SELECT 1"]
 
 
 def test_braces_in_an_example_are_text() -> None:
     pool = ExamplePool([{"source": "{source} {0} {", "target": '{"a": {target}}'}])
-    assert pool.text(pool.examples[0]) == 'Source: {source} {0} {\nTarget: {"a": {target}}'
+    assert pool.texts(pool.examples) == ['Source: {source} {0} {\nTarget: {"a": {target}}']
 
 
 def test_extended_is_another_pool_and_positions_stay() -> None:
