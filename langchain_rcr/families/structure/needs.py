@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.arrays import norms, shifted, sums
+from langchain_rcr.families.arrays import norms, shifted, sums, times
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
@@ -480,7 +480,7 @@ class NumpyNeedEncoder(BaseEncoder):
         """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""
         if features.raw is not None:
             return self.given(features.raw)
-        return self.given(features.likeness) @ self.dual + self.mean
+        return times(self.given(features.likeness), self.dual) + self.mean
 
     def likelihoods(self, features: Needs) -> Any:
         """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""

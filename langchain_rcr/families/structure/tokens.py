@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-FloatArray = NDArray[np.float32]
+from langchain_rcr.basics.rows import FloatArray, product
+from langchain_rcr.families.arrays import times
 
 _WIDTH = 4.0
 """γ of the kernel exp(−γ · (1 − cosine)) of two words; set by hand, no published trial compares values."""
@@ -64,7 +65,7 @@ class TokenBags:
                 count += len(texts[stop])
                 stop += 1
             tokens = _unit(np.concatenate(texts[start:stop]).astype(np.float32) - centre)
-            below = tokens @ anchors.T - 1
+            below = product(tokens, anchors) - 1
             near, narrow = np.exp(_WIDTH * below), np.exp(_RARITY * below)
             near *= -np.log(np.minimum(narrow @ mass, 1) + _UNSEEN)[:, None]
             lengths = np.array([len(text) for text in texts[start:stop]])
@@ -73,7 +74,7 @@ class TokenBags:
                 firsts = np.concatenate([[0], ends[:-1]])
                 out[start:stop][lengths > 0] = np.add.reduceat(near, firsts, axis=0)
             start = stop
-        return _unit(out @ root)
+        return _unit(times(out, root))
 
 
 def _nystroem(texts: Sequence[FloatArray]) -> dict[str, FloatArray]:
