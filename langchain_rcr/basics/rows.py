@@ -153,12 +153,13 @@ class SparseRows:
 
     def mixed(self, columns: NDArray[np.integer[Any]], weights: FloatArray) -> FloatArray:
         """The sum (N,) of some columns (C,), each times its weight (C,); reads only these."""
+        if not len(columns):
+            return np.zeros(len(self), dtype=np.float32)
         starts, rows, values = self._by_column
-        lengths = starts[columns + 1] - starts[columns]
-        ends = np.cumsum(lengths)
-        flat = np.repeat(starts[columns] - ends + lengths, lengths)
-        flat += np.arange(len(flat))
-        sums = np.bincount(rows[flat], values[flat] * np.repeat(weights, lengths), minlength=len(self))
+        parts = [slice(*ends) for ends in zip(starts[columns].tolist(), starts[columns + 1].tolist(), strict=True)]
+        products = np.concatenate([values[part] for part in parts])
+        products *= np.repeat(weights, starts[columns + 1] - starts[columns])
+        sums = np.bincount(np.concatenate([rows[part] for part in parts]), products, minlength=len(self))
         return sums.astype(np.float32)
 
     def dots(self, keys: IntArray, state: FloatArray) -> FloatArray:
@@ -181,10 +182,7 @@ class SparseRows:
         if self._csc is not None:
             scores += self._csc[:, columns] @ change[columns]
             return
-        starts, rows, values = self._by_column
-        ends = zip(starts[columns].tolist(), starts[columns + 1].tolist(), change[columns], strict=True)
-        for start, end, weight in ends:  # no row comes twice in a column
-            scores[rows[start:end]] += weight * values[start:end]
+        scores += self.mixed(columns, change[columns])
 
     @cached_property
     def _layout(self) -> tuple[IntArray, IntArray, IntArray]:

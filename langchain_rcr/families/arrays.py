@@ -13,6 +13,8 @@ def sums(values: Any, owner: Any, count: int) -> Any:
     """(N, count): of values (N, S) those summed whose `owner` (S,), an ascending column, is the same."""
     if not isinstance(values, np.ndarray):
         return values.new_zeros(len(values), count).index_add(1, owner, values)
+    if len(values) == 1:  # faster
+        return np.bincount(owner, values[0], minlength=count).astype(values.dtype)[None]
     out = np.zeros((len(values), count), dtype=values.dtype)
     if len(owner):
         firsts = np.flatnonzero(np.diff(owner, prepend=-1))
