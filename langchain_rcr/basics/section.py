@@ -19,7 +19,10 @@ _CONTROL = re.compile(
 
 
 class Section(BaseModel):
-    """A group of settings: frozen, no unknown keys. A number may stand for a name; true and 10^19 are not numbers."""
+    """A group of settings: frozen, no unknown keys. A number may stand for a name; true and 10^19 are not numbers.
+
+    A command's have `use_attribute_docstrings`, too: reading them takes time, which serving needn't spend.
+    """
 
     model_config = ConfigDict(
         extra="forbid",
@@ -27,7 +30,6 @@ class Section(BaseModel):
         coerce_numbers_to_str=True,
         allow_inf_nan=False,
         protected_namespaces=(),
-        use_attribute_docstrings=True,
     )
 
     @field_validator("*", mode="before")

@@ -111,11 +111,16 @@ class StaticBackbone:
         inside = folder / "backbone"
         with refusing(f"{inside} can't be used", CheckpointError):
             tokens = load_file(inside / "model.safetensors")["tokens"]
-            if tokens.ndim != 2 or tokens.dtype != np.float16 or not np.isfinite(tokens).all():
+            if tokens.ndim != 2 or tokens.dtype != np.float16 or not _finite(tokens):
                 raise InputError("its token vectors are no matrix of finite numbers in half precision")
-            value = read_json(inside / "tokenizer.json", ("model",))
-            check_tokenizer(value, len(tokens))
-            return cls(tokens, json.dumps(value), max_length=max_length)
+            check_tokenizer(read_json(inside / "tokenizer.json", ("model",)), len(tokens))
+            return cls(tokens, (inside / "tokenizer.json").read_text(encoding="utf-8"), max_length=max_length)
+
+
+def _finite(numbers: NDArray[np.float16]) -> bool:
+    """Whether all are finite: by the bits of their exponents, which NumPy reads much faster than the numbers."""
+    infinite = 0x7C00
+    return not numbers.size or bool((np.ascontiguousarray(numbers).view(np.uint16) & infinite).max() < infinite)
 
 
 def _file(folder: str, name: str) -> Path:

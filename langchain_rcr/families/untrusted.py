@@ -137,7 +137,7 @@ def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
     vocab, added = model.get("vocab"), value.get("added_tokens") or []
     ids = vocab.values() if isinstance(vocab, dict) else range(len(vocab or ()))
     given = [*ids, *(token.get("id") for token in added)]
-    if not all(type(number) is int and 0 <= number < size for number in given):
+    if {*map(type, given)} - {int} or (given and not 0 <= min(given) <= max(given) < size):
         raise InputError(f"tokenizer.json has tokens beyond the {show(size)} that the model knows")
     if not all(isinstance(token.get("content"), str) and token["content"] for token in added):
         raise InputError("tokenizer.json adds a token without text")

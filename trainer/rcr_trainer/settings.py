@@ -21,7 +21,7 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.training.registry import GRPOSettings, SFTSettings
 
 
-class DataSettings(Section):
+class DataSettings(Section, use_attribute_docstrings=True):
     """Where the examples come from."""
 
     task: Literal["covr", "geoquery", "files"] = "covr"
@@ -96,7 +96,7 @@ class DataSettings(Section):
         return self
 
 
-class ProgramSettings(Section):
+class ProgramSettings(Section, use_attribute_docstrings=True):
     """How programs are read, and which of their parts count (paper appendix B)."""
 
     language: str = "functional"
@@ -132,7 +132,7 @@ def _of_its_family(values: Any) -> Any:
     return model.model_validate({**given, "family": name})
 
 
-class RewardSettings(Section):
+class RewardSettings(Section, use_attribute_docstrings=True):
     """What GRPO rewards."""
 
     names: list[str] = Field(["structure_coverage"], min_length=1)
@@ -162,7 +162,7 @@ class RewardSettings(Section):
         return self
 
 
-class EvaluationSettings(Section):
+class EvaluationSettings(Section, use_attribute_docstrings=True):
     """The comparison on held-out queries."""
 
     split: Literal["test", "dev"] = "test"
@@ -201,7 +201,7 @@ class EvaluationSettings(Section):
         return list(dict.fromkeys(names))
 
 
-class Settings(Section):
+class Settings(Section, use_attribute_docstrings=True):
     """All settings of a run."""
 
     name: str = "rcr"

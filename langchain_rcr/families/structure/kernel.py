@@ -35,6 +35,12 @@ class Views:
     tokens: NDArray[np.float32]
     bags: SparseRows
 
+    def by_column(self) -> Views:
+        """The same, laid out so that `product` reads them faster."""
+        if self.vectors.flags.f_contiguous and self.tokens.flags.f_contiguous:
+            return self
+        return replace(self, vectors=np.asfortranarray(self.vectors), tokens=np.asfortranarray(self.tokens))
+
     def followed_by(self, others: Views) -> Views:
         """These questions and then the others."""
         return Views(
@@ -52,8 +58,7 @@ class Landmarks:
     """
 
     def __init__(self, views: Views) -> None:
-        by_column = np.asfortranarray  # in which `product` is faster
-        self.views = replace(views, vectors=by_column(views.vectors), tokens=by_column(views.tokens))
+        self.views = views
 
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All of it, by name."""
@@ -75,12 +80,13 @@ class Landmarks:
         Args:
             views: the questions; what they lack doesn't count.
         """
+        self.views = mine = self.views.by_column()
         out = self._overlap(views.bags)
         if views.vectors.shape[1]:
-            radial = np.exp(2 * _WIDTH * (product(views.vectors, self.views.vectors) - 1))
+            radial = np.exp(2 * _WIDTH * (product(views.vectors, mine.vectors) - 1))
             out = (out + radial) / 2
         if views.tokens.shape[1]:
-            out = (1 - TOKENS) * out + TOKENS * product(views.tokens, self.views.tokens)
+            out = (1 - TOKENS) * out + TOKENS * product(views.tokens, mine.tokens)
         return out
 
     def ridged(self) -> NDArray[np.float64]:

@@ -7,7 +7,7 @@ from pydantic import Field
 from langchain_rcr.basics.section import Section
 
 
-class LearnedSettings(Section):
+class LearnedSettings(Section, use_attribute_docstrings=True):
     """Training of the selectors that learn from a scoring language model, that of the section llm."""
 
     queries: int | None = Field(300, ge=1)

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 from langchain_rcr.basics.section import Section, contradiction
 
 
-class LLMSettings(Section):
+class LLMSettings(Section, use_attribute_docstrings=True):
     """The language model that answers the prompts, while GRPO trains and in the comparison."""
 
     kind: Literal["completion", "chat", "local"] = "completion"

@@ -76,7 +76,7 @@ ADVANTAGES = {
 Share = Annotated[float, Field(ge=0, le=1)]
 
 
-class StageSettings(Section):
+class StageSettings(Section, use_attribute_docstrings=True):
     """Each stage gives the fields that lack a default its own."""
 
     k: int | None = Field(None, ge=1)
