@@ -26,19 +26,12 @@ def norms(values: Any) -> Any:
     """(N, 1): the norm of each row."""
     if not isinstance(values, np.ndarray):
         return values.norm(dim=1, keepdim=True)
-    return np.sqrt(dots(values, values))[:, None]
+    return np.sqrt(np.einsum("nd,nd->n", values, values))[:, None]
 
 
 def times(values: Any, matrix: Any) -> Any:
     """(N, C): the matrix product of (N, D) and (D, C)."""
     return (values[0] @ matrix)[None] if len(values) == 1 else values @ matrix  # the same, in half the time
-
-
-def dots(values: Any, others: Any) -> Any:
-    """(…): the inner products of vectors (…, D), one by one."""
-    if not isinstance(values, np.ndarray):
-        return (values * others).sum(-1)
-    return np.einsum("...d,...d->...", values, others)
 
 
 def shifted(likely: Any, shift: Any, least: float) -> Any:

@@ -9,7 +9,6 @@ from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.arrays import dots
 
 Array = TypeVar("Array")
 """numpy.ndarray while serving, torch.Tensor while training: states use plain arithmetic only."""
@@ -121,10 +120,10 @@ class SaturatingState(State[Array]):
             return vector * (1 - self.lam * context)
         if self._kept is None or self._kept[0] is not query:
             needs = query * (query > 0)
-            self._kept = query, needs, dots(needs, needs)
+            self._kept = query, needs, (needs * needs).sum(-1)
         _, needs, length = self._kept
-        squares = length * dots(context, context) + _TINY
-        share = (dots(needs, context) / squares**0.5) ** self.fade
+        squares = length * (context * context).sum(-1) + _TINY
+        share = ((needs * context).sum(-1) / squares**0.5) ** self.fade
         return vector - self.lam * context * (vector - share[..., None] * query)
 
     def sql(self) -> str:
