@@ -95,6 +95,7 @@ class StructureFamily(Family):
         {"words": 0.5},
         {"home": 0.1},
         {"home": 1.0},
+        {"cost": 0.05},
         {"cost": 0.2},
         {"length_penalty": 0.5},
         {"label": 3.0},
