@@ -57,7 +57,7 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")} == before
 
     assert cli.main(["run", "demo.yaml"]) == 2
-    assert "sft.k (3, now 4)" in capsys.readouterr().err
+    assert "sft.k (3, now null)" in capsys.readouterr().err
 
 
 def test_sft_then_evaluate(capsys, here):
@@ -73,7 +73,7 @@ def test_sft_then_evaluate(capsys, here):
     assert [report[name] for name in ("k", "n", "split", "part")] == [2, 10, "110", "dev"]
     assert set(report["selectors"]) == {"rcr", "fixed"}
     assert "fixed" in captured.out
-    assert Run.open(folder).config.evaluation.k == 4
+    assert Run.open(folder).config.k == 4
     assert cli.main(["evaluate", "runs/only", "--k", "99"]) == 2
     assert json.loads((folder / "evaluation.json").read_text())["k"] == 2
     assert Run.open(folder).status == "finished"

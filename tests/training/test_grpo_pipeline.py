@@ -309,6 +309,6 @@ def test_defaults_by_family():
         32,
         8,
     )
-    assert (paper.epsilon, paper.beta, paper.k) == (0.2, 0.04, 4)
+    assert (paper.epsilon, paper.beta, paper.k) == (0.2, 0.04, None)
     given = Settings.model_validate({"model": {"family": "transformer"}, "grpo": {"lr": 0.5}}).grpo
     assert (given.lr, given.train_candidates) == (0.5, True)
