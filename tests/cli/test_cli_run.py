@@ -57,7 +57,7 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")} == before
 
     assert cli.main(["run", "demo.yaml"]) == 2
-    assert "sft.k (3, now null)" in capsys.readouterr().err
+    assert "sft.k (3, now 4)" in capsys.readouterr().err
 
 
 def test_sft_then_evaluate(capsys, here):

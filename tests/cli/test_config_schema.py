@@ -67,6 +67,15 @@ def test_differences_names_setting_and_both_values():
     assert differences(one, one) == []
 
 
+def test_a_stages_k_that_is_not_given_is_the_models():
+    """So a run of before is the same run: it had each of them in its config.yaml."""
+    given = {part: {"k": 4} for part in ("sft", "grpo", "evaluation")}
+    assert differences(Settings.model_validate(given), Settings()) == []
+    assert differences(Settings.model_validate({"sft": {"k": 3}}), Settings()) == ["sft.k (3, now 4)"]
+    more = Settings.model_validate({"model": {"k": 8}, "sft": {"k": 4}})
+    assert differences(Settings(), more) == ["model.k (4, now 8)", "grpo.k (4, now 8)", "evaluation.k (4, now 8)"]
+
+
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_file_parses(path):
     assert load_config(path, environ={}).name == path.stem

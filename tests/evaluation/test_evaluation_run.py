@@ -271,7 +271,7 @@ def test_an_evaluation_with_other_settings_is_not_shown_as_the_runs_own(capsys, 
     card = here / "runs/demo/checkpoint/README.md"
     before = card.read_text(encoding="utf-8")
     assert cli.main(["evaluate", "runs/demo", "--split=dev", "--k=6", "--threads=1"]) == 0
-    said = "The run's own settings are others: evaluation.split ('test', now 'dev'), evaluation.k (null, now 6)."
+    said = "The run's own settings are others: evaluation.split ('test', now 'dev'), evaluation.k (4, now 6)."
     assert said in " ".join(capsys.readouterr().out.split())
     assert card.read_text(encoding="utf-8") == before
     assert cli.main(["run", "demo.yaml", "--resume"]) == 0

@@ -193,7 +193,7 @@ def test_other_settings_take_no_finished_run_away(here, capsys, monkeypatch):
     capsys.readouterr()
     assert paper("main", "--yes", "--sft.k=3") == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("rcr-train: error: out/covr-110-0-sft holds a run with other settings: sft.k (null, now 3)")
+    assert line.startswith("rcr-train: error: out/covr-110-0-sft holds a run with other settings: sft.k (4, now 3)")
     assert line.endswith("; give another --out")
     assert {path: path.read_bytes() for path in (here / "out").rglob("*") if path.is_file()} == before
     assert paper("main", "--yes", "--llm.concurrency=2") == 0

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
@@ -162,8 +163,10 @@ def to_yaml(config: Settings) -> str:
 
 
 def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:
-    """The settings in which two runs differ, each as "sft.epochs (3, now 5)"."""
+    """The settings in which two runs differ, each as "sft.epochs (3, now 5)"; a k that isn't given is the model's."""
     before, now = _shown(one), _shown(other)
+    for values, path in product((before, now), ("sft.k", "grpo.k", "evaluation.k")):
+        values[path] = values[path] or values["model.k"]
     changed = [path for path in {**before, **now} if path not in ignore and before.get(path) != now.get(path)]
     return [f"{path} ({show(before.get(path))}, now {show(now.get(path))})" for path in changed]
 

@@ -154,7 +154,7 @@ class EvaluationReport:
         trade_offs: how selectors' trade-offs were chosen.
         repeated: test queries whose question and program are an example of the pool, too.
         answers: the language model that was asked, if one was.
-        changed: the settings that differ from the run's config.yaml, as in "evaluation.k (null, now 6)".
+        changed: the settings that differ from the run's config.yaml, as in "evaluation.k (4, now 6)".
         advice: what all this comes to, in a paragraph.
         versions: of the libraries.
         format_version: of this file.
