@@ -301,7 +301,8 @@ def test_contradictions(values, message):
 
 def test_defaults_by_family():
     assert Settings().grpo.train_candidates is False
-    paper = Settings.model_validate({"model": {"family": "transformer"}}).grpo
+    config = Settings.model_validate({"model": {"family": "transformer"}})
+    paper = config.grpo
     assert (paper.lr, paper.train_candidates, paper.batch_size, paper.group_size, paper.epochs) == (
         1e-6,
         True,
@@ -309,6 +310,6 @@ def test_defaults_by_family():
         32,
         8,
     )
-    assert (paper.epsilon, paper.beta, paper.k) == (0.2, 0.04, None)
+    assert (paper.epsilon, paper.beta, paper.picks(config.model)) == (0.2, 0.04, 4)
     given = Settings.model_validate({"model": {"family": "transformer"}, "grpo": {"lr": 0.5}}).grpo
     assert (given.lr, given.train_candidates) == (0.5, True)

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.index.base import PoolVectors
+from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import UnscoredError
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 Variant: TypeAlias = Mapping[str, Any]
 """What differs from the policy as it is."""
 FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
 
 TOGETHER = 3
 """Changes of the first part that are tried together in the second."""
@@ -83,52 +85,89 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     model, changes = job.model, [*job.model.family.changes_to(job.model.encoders)]
     if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
         return
-    order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
-    rows, guard = order[: config.race], Guard(job, environment, order)  # each question takes an answer at least
-    reward, pool = _reward(job, environment), model.featurize_pool([example.item for example in job.pool])
-    start, settings = {name: tensor.clone() for name, tensor in model.state_dict().items()}, model.config
-    kept: dict[frozenset[tuple[str, Any]], tuple[NDArray[np.int64], float]] = {}
-
-    @contextmanager
-    def varied(variant: Variant) -> Iterator[None]:
-        model.vary(variant)
-        yield
-        model.load_state_dict(start)
-        model.config = settings
-
-    def picked(variant: Variant) -> tuple[NDArray[np.int64], float]:
-        """The picks (len(rows), k), and what the guard says of them."""
-        if (name := frozenset(variant.items())) not in kept:
-            with varied(variant):
-                vectors, k = model.pool_vectors(*pool), config.k or model.config.k
-                picks = greedy_picks(job, environment.features, environment.barred, rows, vectors, k)
-                kept[name] = picks, guard.share(vectors, k)
-        return kept[name]
-
-    def earned(variant: Variant, asked: slice) -> FloatArray:
-        queries, picks = [environment.queries[row] for row in rows[asked]], picked(variant)[0][asked]
-        part = job.processes.part(len(queries))
-        with varied(variant):  # whose order prompts have
-            rewards = environment.score(queries[part], picks[part], reward)[0]
-        return job.processes.gather(rewards, len(queries))
-
-    def tokens(variant: Variant) -> float:
-        queries = [environment.queries[row] for row in rows[:_WEIGHED]]
-        return environment.prompt_tokens(queries, picked(variant)[0][:_WEIGHED])
-
-    def spent() -> int:
-        return int(job.processes.sum(np.array([environment.llm.stats.distinct if environment.llm else 0]))[0])
-
+    variants = _Variants(job, environment, config)
     if config.prompt_tokens and config.k is None:
-        more = [{"k": times * settings.k} for times in TIMES if times * settings.k <= guard.room]
-        changes += [variant for variant in more if tokens(variant) <= config.prompt_tokens]
+        more = [{"k": times * model.config.k} for times in TIMES if times * model.config.k <= variants.guard.room]
+        changes += [variant for variant in more if variants.tokens(variant) <= config.prompt_tokens]
     logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
-    least = picked({})[1] - FEWER
-    won = race(changes, earned, len(rows), config.race, spent, lambda variant: picked(variant)[1] >= least)
+    least = variants.share({}) - FEWER
+
+    def admitted(variant: Variant) -> bool:
+        return variants.share(variant) >= least
+
+    won = race(changes, variants.earned, len(variants.rows), config.race, variants.spent, admitted)
     model.vary(won.variant)
     chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
     message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
-    logger.info(message, won.questions, chosen, reward.name, won.before, won.after)
+    logger.info(message, won.questions, chosen, variants.reward.name, won.before, won.after)
+
+
+class _Variants:
+    """What variants of a policy pick for held-out questions, and earn.
+
+    Args:
+        job: the model and its data.
+        environment: of GRPO.
+        config: of GRPO.
+
+    Attributes:
+        rows: (n,) the environment's questions that may be asked, at random: each takes an answer at least.
+        guard: over all its questions.
+        reward: what picks earn.
+    """
+
+    def __init__(self, job: Job, environment: Environment, config: GRPOSettings) -> None:
+        self._job, self._environment, self._config = job, environment, config
+        order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
+        self.rows, self.guard = order[: config.race], Guard(job, environment, order)
+        self.reward = _reward(job, environment)
+        self._pool = job.model.featurize_pool([example.item for example in job.pool])
+        self._weights = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
+        self._settings = job.model.config
+        self._picked: dict[frozenset[tuple[str, Any]], tuple[IntArray, float]] = {}
+
+    @contextmanager
+    def _varied(self, variant: Variant) -> Iterator[None]:
+        model = self._job.model
+        model.vary(variant)
+        yield
+        model.load_state_dict(self._weights)
+        model.config = self._settings
+
+    def _of(self, variant: Variant) -> tuple[IntArray, float]:
+        """The picks (len(rows), k), and what the guard says of them; computed once."""
+        job, environment = self._job, self._environment
+        if (name := frozenset(variant.items())) not in self._picked:
+            with self._varied(variant):
+                vectors, k = job.model.pool_vectors(*self._pool), self._config.picks(job.model.config)
+                picks = greedy_picks(job, environment.features, environment.barred, self.rows, vectors, k)
+                self._picked[name] = picks, self.guard.share(vectors, k)
+        return self._picked[name]
+
+    def share(self, variant: Variant) -> float:
+        """See `Guard.share`."""
+        return self._of(variant)[1]
+
+    def earned(self, variant: Variant, asked: slice) -> FloatArray:
+        """The rewards (n,) of a variant on some of the rows."""
+        queries, picks = self._queries(asked), self._of(variant)[0][asked]
+        part = self._job.processes.part(len(queries))
+        with self._varied(variant):  # whose order prompts have
+            rewards = self._environment.score(queries[part], picks[part], self.reward)[0]
+        return self._job.processes.gather(rewards, len(queries))
+
+    def tokens(self, variant: Variant) -> float:
+        """How many a prompt has, in the mean of some of the rows."""
+        few = slice(_WEIGHED)
+        return self._environment.prompt_tokens(self._queries(few), self._of(variant)[0][few])
+
+    def spent(self) -> int:
+        """How many different prompts have been handed in, in all processes."""
+        llm = self._environment.llm
+        return int(self._job.processes.sum(np.array([llm.stats.distinct if llm else 0]))[0])
+
+    def _queries(self, asked: slice) -> list[Example]:
+        return [self._environment.queries[row] for row in self.rows[asked]]
 
 
 class Guard:
@@ -143,7 +182,7 @@ class Guard:
         room: how many candidates each of environment and guard leaves every question at least.
     """
 
-    def __init__(self, job: Job, environment: Environment, order: NDArray[np.int64]) -> None:
+    def __init__(self, job: Job, environment: Environment, order: IntArray) -> None:
         self._job, self._features, self._barred = job, environment.features, [*environment.barred]
         with_program = environment.held_out.with_program(environment.queries)
         self._rows = np.sort(order[with_program[order]][:_GUARDED])

@@ -146,7 +146,8 @@ def _in_groups(config: Settings, task: Task) -> Task:
         return replace(example, group=str(example.fields[key]))
 
     pool = [member(example) for example in task.pool]
-    k = max(config.sft.k or config.model.k, config.k, config.grpo.k or config.model.k if config.grpo.enabled else 0)
+    stages = (config.sft, config.grpo) if config.grpo.enabled else (config.sft,)
+    k = max(config.k, *(stage.picks(config.model) for stage in stages))
     sizes = Counter(example.group for example in pool)
     programs = Counter((example.group, task.spec.key(example.target)) for example in pool)
 

@@ -156,9 +156,8 @@ class Calls:
         attempt = malformed = 0
         while True:
             attempt += 1
-            async with (
-                self._slots as began
-            ):  # until they are on disk: a kill loses no more answers than there are slots
+            # Until they are on disk: a kill loses no more answers than there are slots.
+            async with self._slots as began:
                 await self._wait_for_server()
                 await self._reserve(worst)
                 outcome = await self._to_the_end(self._attempt(requests, worst))

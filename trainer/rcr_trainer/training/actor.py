@@ -53,7 +53,7 @@ class Actor:
         config: GRPOSettings,
     ) -> None:
         self.model, self.chunk, self.train_candidates = model, config.chunk, config.train_candidates
-        self.k = config.k or model.config.k
+        self.k = config.picks(model.config)
         self._size, self._all_barred = len(pool), list(barred)
         self._device = next(model.parameters()).device
         self._queries = queries

@@ -61,7 +61,7 @@ class Environment:
         new = share_held_out(config.exclude_own_program, self.queries, job.dev, job.pool, job.spec)
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
         self.barred = self.held_out.barred(self.queries)
-        check_pool_size("grpo", self.barred, len(job.pool), config.k or job.model.config.k)
+        check_pool_size("grpo", self.barred, len(job.pool), config.picks(job.model.config))
         self.features = self.held_out.features(job.model, self.queries)
 
     def score(

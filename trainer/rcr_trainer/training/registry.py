@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from langchain_rcr.basics.section import OneOf, Section, contradiction
+from langchain_rcr.families import ModelSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,10 @@ class StageSettings(Section, use_attribute_docstrings=True):
     evaluate_every: int = Field(1, ge=1)
     """Epochs between two evaluations on development queries."""
     patience: int | None
+
+    def picks(self, policy: ModelSettings) -> int:
+        """Picks a query of a policy with these settings."""
+        return self.k or policy.k
 
 
 class SFTSettings(StageSettings):
