@@ -24,6 +24,8 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 16
 """Rows that a growing matrix has room for at first."""
+_LARGEST = 64
+"""Columns that are thought of as the largest of a state."""
 _COUNTED = np.iinfo(np.int32).max
 """Most numbers of a sparse matrix: some 40 million examples."""
 _SMALL = 1 << 15
@@ -93,7 +95,10 @@ class SparseRows:
 
     def select(self, keys: IntArray) -> SparseRows:
         """Rows at M positions, in that order."""
-        lengths = np.diff(self.starts)[keys]
+        if len(self.values) >= LARGE and self._csr is not None:
+            some = self._csr[keys]
+            return SparseRows(some.indptr, some.indices, some.data, self.dim)
+        lengths = self.starts[keys + 1] - self.starts[keys]
         starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
         flat = np.arange(starts[-1]) + np.repeat(self.starts[keys] - starts[:-1], lengths)
         return SparseRows(starts, self.columns[flat], self.values[flat], self.dim)
@@ -178,11 +183,34 @@ class SparseRows:
 
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
         """Update inner products (N,) with a vector to which `change` (D,) is added; reads only changed columns."""
-        columns = np.flatnonzero(change)
-        if self._csc is not None:
-            scores += self._csc[:, columns] @ change[columns]
-            return
-        scores += self.mixed(columns, change[columns])
+        scores += self._over(np.flatnonzero(change), change)
+
+    def partly(self, state: FloatArray, most: int) -> FloatArray:
+        """Inner products (N,) with a state (D,) over the columns in which it is largest, above 0.
+
+        Args:
+            state: it.
+            most: numbers to read; columns that have more than are left are passed over.
+        """
+        columns = list[int]()
+        for column in np.argsort(-state)[:_LARGEST].tolist():
+            if state[column] > 0 and self._counts[column] <= most:
+                columns.append(column)
+                most -= self._counts[column]
+        return self._over(np.array(columns, dtype=np.int64), state)
+
+    def _over(self, columns: IntArray, state: FloatArray) -> FloatArray:
+        """Inner products (N,) with a state (D,) over some columns (C,)."""
+        if self._csc is None:
+            return self.mixed(columns, state[columns])
+        sums: FloatArray = self._csc[:, columns] @ state[columns]
+        return sums
+
+    @cached_property
+    def _counts(self) -> list[int]:
+        """How many numbers each column has, (D,)."""
+        counts: list[int] = np.bincount(self.columns, minlength=self.dim).tolist()
+        return counts
 
     @cached_property
     def _layout(self) -> tuple[IntArray, IntArray, IntArray]:
