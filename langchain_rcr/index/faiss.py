@@ -51,8 +51,9 @@ class FaissOptions:
 
     Args:
         kind: `flat`: exact; without `fp16` it is the engine in memory, and FAISS has no part in it. `hnsw`: a graph;
-            approximate, fast, slow to add to. `ivf`: inverted lists; approximate. Both are exact up to 4,096 rows, and
-            `ivf` until there are enough to train on.
+            approximate, fast, slow to add to. `ivf`: inverted lists; approximate, the logits exact. Both are exact up
+            to 4,096 rows, and `ivf` until there are enough to train on. Sparse vectors stay sparse with `ivf` and
+            `flat`: their lists are their columns (`ColumnTable`), and no parameter below has a part in them.
         fp16: keep E_c in half precision: half the memory, logits to about three digits.
         m: neighbours of a vector in the graph (hnsw).
         ef_construction: candidates looked at when a vector is added (hnsw).
