@@ -97,12 +97,11 @@ class Picker:
         self.spec, self.pool, self.seed, self.k = task.spec, pool, seed, k
         self._fitted: dict[str, Any] = {}
         self.backbone = RememberingBackbone(open_backbone(get_family("structure").settings()))
-        sources = [example.source for example in pool]
         self.resources = Resources(
             spec=self.spec,
             seed=seed,
             embed=lambda texts: self.backbone.embed(list(texts)),
-            embed_tokens=TransformerTokens(MINILM, max_length=256, remember=sources),
+            embed_tokens=TransformerTokens(MINILM, max_length=256),
             schemas={each.source: each.fields["schema"] for each in asked if "schema" in each.fields},
         )
 

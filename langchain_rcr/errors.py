@@ -28,12 +28,7 @@ class ProgramError(RCRError):
 
 
 class MissingExtraError(RCRError, ImportError):
-    """An optional dependency is not installed; the message names the pip command.
-
-    Args:
-        package: the module that failed to import.
-        extra: the extra of this distribution that brings it.
-    """
+    """An optional dependency is not installed; the message names the pip command."""
 
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra

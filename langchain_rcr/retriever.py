@@ -22,7 +22,7 @@ from pydantic import ConfigDict
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
-from langchain_rcr.policy.constraints import DifferentPrograms, DifferentQuestions, TokenBudget, token_counter
+from langchain_rcr.policy.constraints import DifferentPrograms, TokenBudget, token_counter
 from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
@@ -65,15 +65,11 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             of `from_examples`.
         beam_width: how many sequences of picks the beam search keeps; 1: greedy.
         order: the order of the picks in the prompt: the first pick, which is needed most, last, next to the question
-            ("reversed"), as picked ("picked"), or the most relevant to the question alone last ("relevance"). None: as
-            the policy was trained (`model.order`).
+            ("reversed"), or as picked ("picked"). None: as the policy was trained (`model.order`).
         mask_same_program: never pick two examples with the same program while others are left.
-        max_overlap: never pick two examples whose questions share more of their words (Jaccard, below 1) while others
-            are left. None: no such rule.
         max_tokens: the limit for the texts of all picks together. An example that doesn't fit is skipped, not cut.
         tokenizer: counts the tokens: a LangChain model, a tokenizer with `encode`, or a function from a text to its
             tokens or their number.
-        min_probability: stop before a pick whose probability under the policy is lower.
         stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
             such a pick gains nothing; in other families 0 has no special meaning.
         min_relevance: pick nothing for a question whose `relevance` is lower: 0.05 refuses nearly all questions on
@@ -102,10 +98,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
     beam_width: int = 1
     order: Order | None = None
     mask_same_program: bool = False
-    max_overlap: float | None = None
     max_tokens: int | None = None
     tokenizer: Any = None
-    min_probability: float = 0.0
     stop_early: bool = False
     min_relevance: float = 0.0
     probabilities: bool = True
@@ -142,11 +136,6 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
     def picks_within(self) -> str:
         """The field of which a question and its examples have the same value; "": none."""
         return (self.store.encoder.group or "") if self.group is None else self.group
-
-    @property
-    def shown_in(self) -> Order:
-        """The order of the picks."""
-        return self.order or self.store.encoder.config.order
 
     # ------------------------------------------------------------------ the selector
 
@@ -402,11 +391,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         constraints: list[Constraint] = []
         if self.mask_same_program:
             constraints.append(DifferentPrograms())
-        item = self.store.schema.item
-        if self.max_overlap is not None:
-            constraints.append(DifferentQuestions(lambda example: item(example).source, self.max_overlap))
         if self.max_tokens is not None:
-            shown = (self.store.encoder.prompt or APPENDIX_D).shown
+            shown, item = (self.store.encoder.prompt or APPENDIX_D).shown, self.store.schema.item
             count = token_counter(self.tokenizer)
             constraints.append(TokenBudget(self.max_tokens, count, lambda example: shown(item(example))))
         options = Options(
@@ -414,10 +400,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             beam_width=beam_width,
             tau=self.store.encoder.config.tau,
             probabilities=self.probabilities and seen,
-            min_probability=self.min_probability,
             stop_early=self.stop_early,
             constraints=tuple(constraints),
-            relevance=self.shown_in == "relevance",
             k_min=self.k_min,
             explore=self.explore,
             random=np.random.default_rng() if self.explore else None,
@@ -430,9 +414,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         return query_of(input_variables, self.input_keys, self.source_keys)
 
     def _ordered(self, picks: list[Pick]) -> list[Pick]:
-        if self.shown_in == "relevance":
-            return sorted(picks, key=lambda pick: pick.relevance or 0.0)
-        return arranged(picks, self.shown_in)
+        return arranged(picks, self.order or self.store.encoder.config.order)
 
     def _documents(self, picks: list[Pick]) -> list[Document]:
         texts = self.store.schema.texts([pick.example for pick in picks])

@@ -34,7 +34,7 @@ SPEC = ProgramSpec()
 # 37 queries: the last batch of an epoch is a smaller one, and some steps leave nothing for the second process.
 SPLIT = covr_split("110", 0, 37, 0, dev=11)
 LISTWISE = {"k": 3, "batch_size": 12, "on_policy": 0.5, "on_policy_from": 0.3}
-SAMPLED = {**LISTWISE, "candidates": 20, "mask_duplicates": True}
+SAMPLED = {**LISTWISE, "candidates": 20}
 INFONCE = {"loss": "infonce", "k": 3, "bm25_top": 10}
 REMAX = {"advantage": "remax", "beta": 0, "train_candidates": True}
 

@@ -1,7 +1,9 @@
-"""Packages that may not be installed."""
+"""Packages that may not be installed, and the versions of those that are."""
 
 from __future__ import annotations
 
+import platform
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
 from langchain_rcr.errors import MissingExtraError
@@ -19,3 +21,14 @@ def require(package: str, extra: str) -> None:
     """Raise a `MissingExtraError` that names the extra, unless the package is installed."""
     if not installed(package):
         raise MissingExtraError(package, extra)
+
+
+def library_versions() -> dict[str, str]:
+    """Versions of what a checkpoint depends on, for bug reports."""
+    versions = {"python": platform.python_version()}
+    for package in ("langchain-rcr", "torch", "transformers", "numpy", "scipy", "langchain-core"):
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            versions[package] = "not installed"
+    return versions

@@ -30,8 +30,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` if the block ends without an error.
 
-    Args:
-        path: the file; its folder is created, a symbolic link is followed.
+    Its folder is created, a symbolic link is followed.
 
     Yields:
         The open temporary file.
@@ -108,11 +107,10 @@ def digest(value: Any) -> str:
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Fill a temporary folder that replaces `path` as a whole if the block ends without an error.
 
+    A symbolic link is followed.
+
     A kill at any moment leaves the old folder or the new one, and perhaps a hidden `.NAME.…` beside it, which the next
     write removes. Systems other than Linux can't swap folders: between two renames only the hidden one is there.
-
-    Args:
-        path: the folder; a symbolic link is followed.
 
     Yields:
         The temporary folder, on the same file system.

@@ -34,12 +34,6 @@ def stoppable(event: threading.Event) -> Iterator[None]:
 def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = None) -> Any:
     """A bar, as a context manager with `update(n)`; it goes when the block ends. Of several processes the first has it.
 
-    Args:
-        text: what is being done.
-        total: steps in all.
-        done: steps done before, by an earlier process say.
-        items: what iterating over the bar gives.
-
     Returns:
         A `tqdm.tqdm`, which shows nothing where stderr is not a terminal.
     """

@@ -236,11 +236,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     ) -> list[Any]:
         """Answer questions in step: each runnable is called once for all that need it.
 
-        Args:
-            inputs: the questions.
-            configs: one for each.
-            options: for the retriever.
-            batch_of: gives a runnable's `batch`, and then nothing here waits, or its `abatch`.
+        `batch_of` gives a runnable's `batch`, and then nothing here waits, or its `abatch`.
 
         Returns:
             For each question its `ParsedProgram`, or the exception that ended it.

@@ -132,9 +132,7 @@ class LangChainBackbone:
 class RememberingBackbone:
     """Embeds each text once: the stages of a training run embed the same texts.
 
-    Args:
-        backbone: embeds what isn't known yet.
-        known: a cache shared with other wrappers of the same model; None: a new one.
+    `known` may be shared with other wrappers of the same model.
     """
 
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
@@ -177,11 +175,6 @@ def open_backbone(
 ) -> Backbone:
     """The LangChain embeddings if there are any, else the model that the settings name, or its token vectors alone.
 
-    Args:
-        settings: which name the model.
-        embeddings: what reads texts in its place.
-        torch: see `_opened`.
-
     Raises:
         InputError: it can't be loaded, or the embeddings' vectors can't be used.
     """
@@ -215,11 +208,7 @@ def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbon
 def save_backbone(backbone: Backbone, folder: Path, *, onnx: bool = False, int8: bool = False) -> None:
     """Write backbone.json: how to restore it, and its vectors of a probe text.
 
-    Args:
-        backbone: what is saved.
-        folder: of the checkpoint.
-        onnx: whether to store a model that runs in this process as ONNX Runtime reads it.
-        int8: whether then in int8.
+    With `onnx`, a model that runs in this process is stored as ONNX Runtime reads it; with `int8`, in int8.
     """
     for_onnx = getattr(backbone, "for_onnx", None)
     if onnx and for_onnx is not None:

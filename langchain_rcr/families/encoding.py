@@ -182,12 +182,7 @@ class BaseEncoder(ABC):
             setattr(_inside(self, *places), last, array)
 
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:  # noqa: B027
-        """Take in examples that were added to a pool, without training; for an encoder that can.
-
-        Args:
-            items: the examples.
-            labels_only: those alone that have labels which training had not.
-        """
+        """Take in examples that were added to a pool, without training; or those alone that have new labels."""
 
     def describe(self, items: Sequence[Item]) -> None:  # noqa: B027
         """After a fit: the questions of these examples, which were fitted to, describe what is in their programs."""

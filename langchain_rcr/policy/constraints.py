@@ -1,4 +1,4 @@
-"""Rules for a set of picks: different programs, different questions, room in the prompt."""
+"""Rules for a set of picks: different programs, room in the prompt."""
 
 from __future__ import annotations
 
@@ -20,29 +20,6 @@ class DifferentPrograms:
     def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
         """Whether no pick has the candidate's program."""
         return all(row.program != candidate.program for row in picked)
-
-
-class DifferentQuestions:
-    """No two picks whose questions share almost all words, while others are left.
-
-    `overlap` is the largest Jaccard similarity that is allowed between their sets of words (lower case), below 1.
-    """
-
-    soft = True
-
-    def __init__(self, question: Callable[[Mapping[str, Any]], str], overlap: float) -> None:
-        self._question, self._overlap = question, overlap
-        self._words: dict[str, frozenset[str]] = {}
-
-    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
-        """Whether the candidate's question is new enough."""
-        words = self._of(candidate)
-        return all(len(words & of) <= self._overlap * len(words | of) for of in map(self._of, picked))
-
-    def _of(self, row: Row) -> frozenset[str]:
-        if row.id not in self._words:
-            self._words[row.id] = frozenset(self._question(row.example).lower().split())
-        return self._words[row.id]
 
 
 class TokenBudget:

@@ -61,12 +61,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """Why the picks for a question were picked. `str()` is a table for the terminal, without control characters.
-
-    Args:
-        query: the question.
-        steps: in the order of picking.
-    """
+    """Why the picks for a question were picked. `str()` is a table for the terminal, without control characters."""
 
     query: str
     steps: tuple[Step, ...]
@@ -102,15 +97,7 @@ async def explain(
 ) -> Explanation:
     """Select for one question, and explain every step.
 
-    Args:
-        query: the question.
-        vector: E_x of it, (1, D) float32.
-        state: how picks compose.
-        options: the selection's options.
-        reader: the pool.
-        runner_ups: how many candidates to show at each step beside the pick.
-        item: question and program of an example.
-        structures: returns the local structures of a program; None: leave `covered` empty.
+    Without `structures`, which gives a program's local structures, `covered` stays empty.
     """
     ((*picks,),) = (await select(vector, state, options, reader)).hits
     current, start = state.start(vector), state.start(vector).vector()

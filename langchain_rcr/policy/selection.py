@@ -11,13 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
-from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row
 from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import checked_exclude, nothing
-from langchain_rcr.policy.constraints import DifferentPrograms
 
 _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
@@ -48,11 +46,9 @@ class Options:
         k_min: fewer picks than this are an error (`ExampleStore` raises it).
         beam_width: sequences kept for each query; 1: greedy decoding (section 3.2).
         tau: τ of π = softmax(logits / τ).
-        probabilities: find out π of every pick, over what is left at its step; beams and `min_probability` do anyway.
-        min_probability: end a sequence where the next pick would be less probable.
+        probabilities: find out π of every pick, over what is left at its step; beams do anyway.
         stop_early: end a sequence where the next pick's logit is not above 0: nothing is gained any more.
         constraints: see `Constraint`.
-        relevance: find out each pick's logit for the question alone (`ExampleStore` does).
         explore: draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its
             probability there; 0: the best one is picked. Not with beams.
         random: what draws.
@@ -64,10 +60,8 @@ class Options:
     beam_width: int = 1
     tau: float = 1.0
     probabilities: bool = False
-    min_probability: float = 0.0
     stop_early: bool = False
     constraints: tuple[Constraint, ...] = ()
-    relevance: bool = False
     k_min: int = 0
     explore: float = 0.0
     random: np.random.Generator | None = None
@@ -77,7 +71,7 @@ class Options:
     @property
     def scored(self) -> bool:
         """Whether probabilities over all that is left are needed."""
-        return (self.probabilities and not self.explore) or self.beam_width > 1 or self.min_probability > 0
+        return (self.probabilities and not self.explore) or self.beam_width > 1
 
     @property
     def width(self) -> int:
@@ -133,13 +127,7 @@ class Picks:
 
 
 class _Beams:
-    """The sequences that still grow: R of equal length, those of a query one after the other, the best first.
-
-    Args:
-        state: of the queries.
-        k: how long they may become.
-        exclude: (B, E) what may not be picked.
-    """
+    """The sequences that still grow: R of equal length, those of a query one after the other, the best first."""
 
     def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
         count, self._first = exclude.shape
@@ -191,7 +179,6 @@ def greedy(
     k: int,
     *,
     exclude: Sequence[Collection[int]] | None = None,
-    groups: NDArray[np.integer[Any]] | None = None,
 ) -> Picks:
     """Greedy decoding of the policy (section 3.2): at every step the candidate with the largest logit.
 
@@ -201,28 +188,21 @@ def greedy(
         state: how picks compose (its `start` is called here).
         k: how many examples to pick for each query.
         exclude: for each query the pool positions it must not get (itself, for a training query).
-        groups: (N,) integers; once a candidate is picked, all of its group are masked (same program, say). Where
-            nothing is left but masked groups, the mask is lifted for that query: k picks come back in any case.
 
     Returns:
         Picks of k distinct positions a query. Equal logits are decided by the lowest position.
 
     Raises:
-        InputError: k is not positive, a query has fewer than k candidates left, a position is outside the pool, or
-            groups has another length than the pool.
+        InputError: k is not positive, a query has fewer than k candidates left, or a position is outside the pool.
     """
     table = MatrixTable(pool) if isinstance(pool, PoolVectors) else pool
     barred = checked_exclude(exclude, len(queries), table.size, k)
-    if groups is not None and len(groups) != table.size:
-        raise InputError(f"groups has {len(groups)} entries for a pool of {table.size}")
-    rows = [] if groups is None else [Row("", {}, group) for group in groups.tolist()]
-    options = Options(k, constraints=() if groups is None else (DifferentPrograms(),))
     picks = Picks.none(len(queries), k)
     lengths = np.array([len(keys) for keys in barred])
     for length in np.unique(lengths):
         some = np.flatnonzero(lengths == length)
-        keys, reader = np.array([barred[at] for at in some]), LocalReader(table, rows)
-        found = InThisThread().run(select(queries[some], state, options, reader, keys))
+        keys, reader = np.array([barred[at] for at in some]), LocalReader(table, [])
+        found = InThisThread().run(select(queries[some], state, Options(k), reader, keys))
         picks.positions[some], picks.logits[some] = found.positions, found.logits
     return picks
 
@@ -317,8 +297,6 @@ def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, B
         total = np.maximum(hits.log_partition, _LEAST)[:, None]
         # Above 0 where the total is over the best candidates alone, or by rounding.
         log_probs = np.minimum(0.0, hits.logits / np.float64(options.tau) - total)
-        if options.min_probability:
-            grows &= np.exp(log_probs) >= options.min_probability
     if options.stop_early:
         grows &= hits.logits > 0
     return log_probs, grows

@@ -5,30 +5,27 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import platform
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.extras import installed
-from langchain_rcr.basics.files import atomic_directory, digest, read_json, write_json, write_text
+from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.section import printable
-from langchain_rcr.errors import CheckpointError, InputError, RCRError
+from langchain_rcr.errors import InputError
 from langchain_rcr.families import Family, ModelSettings, get_family
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS, PARTS
 from langchain_rcr.families.encoding import Backbone, Features
 from langchain_rcr.families.state import State, make_state
-from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.policy.hub import fetched, model_card
-from langchain_rcr.policy.manifest import CARD, inside, seal, verify
+from langchain_rcr.policy.checkpoint import Runtime, load, save
+from langchain_rcr.policy.hub import fetched
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import TOKENS, ProgramSpec
 
@@ -42,14 +39,8 @@ else:
 
 logger = logging.getLogger(__name__)
 
-FORMAT_VERSION = 12
-"""Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
 FEWEST = 20
 """The fewest programs from which `TriEncoder.fitted` learns structures."""
-Runtime = Literal["torch", "onnx", "onnx-int8"]
-"""What computes: torch, which can train, too; or ONNX Runtime and NumPy, the text encoder perhaps in int8."""
-_TOP_LEVEL = ("lam", "tau", "state")
-"""Settings that stand beside the others in tri_encoder.json."""
 
 
 class TriEncoder(Module):
@@ -348,35 +339,7 @@ class TriEncoder(Module):
         Raises:
             InputError: the folder can't be written, or holds other files than a checkpoint's.
         """
-        there = Path(folder)
-        if there.is_dir() and any(there.iterdir()) and not (there / "tri_encoder.json").is_file():
-            raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
-        for_onnx = (runtime or self.runtime or "torch") != "torch"
-        with atomic_directory(folder) as path:
-            for part, encoder in zip(PARTS, self.encoders, strict=True):
-                (path / f"{part}_encoder").mkdir()
-                encoder.save(path / f"{part}_encoder")
-            if self.backbone is not None:
-                backbones.save_backbone(self.backbone, path, onnx=for_onnx, int8=runtime == "onnx-int8")
-            meta = {
-                "format": "langchain-rcr tri-encoder",
-                "format_version": FORMAT_VERSION,
-                "family": self.family.name,
-                "settings": self.config.model_dump(mode="json", exclude={"family", *_TOP_LEVEL}),
-                "dim": self.dim,
-                **self.config.model_dump(include=set(_TOP_LEVEL)),
-                "spec": self.spec.to_json(),
-                "prompt": None if self.prompt is None else self.prompt.model_dump(),
-                "group": self.group,
-                "prefer": self.prefer,
-                "fingerprint": self.fingerprint(),
-                "versions": library_versions(),
-            }
-            if for_onnx:
-                meta["runtime"] = "onnx"
-            write_json(path / "tri_encoder.json", meta)
-            write_text(path / CARD, self.card or model_card(self.config, self.spec))
-            seal(path)
+        save(self, Path(folder), runtime)
 
     @classmethod
     def from_pretrained(
@@ -402,65 +365,4 @@ class TriEncoder(Module):
             CheckpointError: it is not a checkpoint, is damaged or incomplete, has another format or a family that is
                 not installed, or needs `trust`.
         """
-        path = fetched(folder)
-        meta = _read_meta(path)
-        try:
-            family = get_family(str(meta["family"]))
-            make_state(str(meta["state"]), 0.0)
-            spec = ProgramSpec.from_json(meta["spec"])
-            saved_for: Runtime | None = "onnx" if meta.get("runtime") == "onnx" else None
-            runtime = runtime or saved_for
-            kinds = family.kinds(numpy=runtime != "torch")
-        except (RCRError, TypeError) as error:
-            raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
-        with refusing(f"{path} is damaged", CheckpointError):
-            config = family.settings(**meta["settings"], **{name: meta[name] for name in _TOP_LEVEL})
-            there = (path / "backbone.json").is_file()
-            torch = None if runtime is None else runtime == "torch"
-            backbone = backbones.load_backbone(path, embeddings, trust, torch=torch) if there else None
-            parts = zip(PARTS, kinds, strict=True)
-            query, context, candidate = (kind.load(path / f"{part}_encoder", backbone) for part, kind in parts)
-            model = cls(query, context, candidate, config, spec)
-            model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
-            for name in ("group", "prefer"):
-                setattr(model, name, None if meta.get(name) is None else str(meta[name]))
-            model.runtime = saved_for
-        if model.fingerprint() != meta["fingerprint"]:
-            raise CheckpointError(
-                f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
-            )
-        if (path / CARD).is_file():
-            model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
-        return model.eval()
-
-
-def _read_meta(path: Path) -> dict[str, Any]:
-    """tri_encoder.json, after checking that this version reads it and that all files are as they were saved."""
-    if not path.is_dir():
-        raise CheckpointError(
-            f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
-        )
-    file = inside(path, "tri_encoder.json")
-    meta = read_json(file, ("format_version",))
-    if meta["format_version"] != FORMAT_VERSION:
-        versions = meta.get("versions")
-        written = versions.get("langchain-rcr", "unknown") if isinstance(versions, dict) else "unknown"
-        older = isinstance(meta["format_version"], int) and meta["format_version"] < FORMAT_VERSION
-        advice = "train it again, or install that version" if older else "pip install --upgrade langchain-rcr"
-        raise CheckpointError(
-            f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
-            f"format {FORMAT_VERSION}: {advice}"
-        )
-    verify(path)
-    return read_json(file, ("family", "settings", "dim", *_TOP_LEVEL, "spec", "fingerprint"))
-
-
-def library_versions() -> dict[str, str]:
-    """Versions of what a checkpoint depends on, for bug reports."""
-    versions = {"python": platform.python_version()}
-    for package in ("langchain-rcr", "torch", "transformers", "numpy", "scipy", "langchain-core"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+        return load(cls, fetched(folder), embeddings, trust, runtime)

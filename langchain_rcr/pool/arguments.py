@@ -13,7 +13,7 @@ from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
 if TYPE_CHECKING:
     from langchain_rcr.pool.outcomes import OutcomeLog
 
-Order = Literal["picked", "reversed", "relevance"]
+Order = Literal["picked", "reversed"]
 """The order of the picks in a prompt."""
 
 
@@ -29,10 +29,8 @@ class Fields(TypedDict, total=False):
     beam_width: int
     order: Order | None
     mask_same_program: bool
-    max_overlap: float | None
     max_tokens: int | None
     tokenizer: Any
-    min_probability: float
     stop_early: bool
     min_relevance: float
     probabilities: bool
@@ -91,9 +89,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "beam_width": (_whole, "a whole number from 1 on"),
     "runner_ups": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
     "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
-    "max_overlap": (lambda value: value is None or _number(value, 0, 1), "a number from 0 to below 1"),
     "explore": (lambda value: _number(value, 0, math.inf), "a number from 0 on"),
-    "min_probability": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
     "min_relevance": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
     "order": (
         lambda value: value is None or value in get_args(Order),

@@ -95,9 +95,6 @@ class ExamplePool:
             ids: (N,) unique.
             examples: (N,) mappings.
             where: how an error names the example at a position.
-
-        Raises:
-            PoolError: as `item`.
         """
         pool = self._copy()
         pool.ids, pool.examples, pool._items = tuple(ids), tuple(examples), self._read(examples, where)
@@ -114,10 +111,6 @@ class ExamplePool:
 
     def item(self, example: Example, where: str = "the example") -> Item:
         """What the encoders read of an example: the only place where its fields become text.
-
-        Args:
-            example: a mapping with the pool's keys.
-            where: how an error names the example.
 
         Raises:
             PoolError: it is not a mapping, or a field is missing, not a string, blank or not valid Unicode.
@@ -205,9 +198,6 @@ def pool_of(
     """A pool of examples; without ids they get ids by what they hold, so that the same list gets the same ids again.
 
     Equal examples get different ids: the second of a kind ends in "-2".
-
-    Raises:
-        PoolError, InputError: as `ExamplePool`.
     """
     pool = ExamplePool(examples, ids=ids, source_key=source_key, target_key=target_key)
     if ids is None:
@@ -222,12 +212,7 @@ def pool_of(
 
 
 def changed(pool: ExamplePool, there: Mapping[str, Example]) -> list[int]:
-    """The positions of the examples that an engine holds under the same id with other content.
-
-    Args:
-        pool: the examples.
-        there: what the engine holds, by id.
-    """
+    """The positions of the examples that an engine holds under the same id with other content."""
     return [
         at
         for at, (example_id, example) in enumerate(zip(pool.ids, pool.examples, strict=True))

@@ -18,12 +18,9 @@ def write_jsonl(
 ) -> None:
     """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
 
-    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
+    An error names `shown`, where `path` is a temporary one.
 
-    Args:
-        path: the file.
-        pool: the examples.
-        shown: the path that an error names, where `path` is a temporary one.
+    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
 
     Raises:
         PoolError: a field that JSON can't hold, or not as it is (tuples become lists, keys strings); the message names

@@ -17,8 +17,9 @@ from langchain_rcr.basics.items import home_field
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
+from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.hub import fetched
-from langchain_rcr.policy.triencoder import Runtime, TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.arguments import Fields, check_fields
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
 from langchain_rcr.pool.saved import RETRIEVER_FILE, checkpoint_folder, stored_fields, stored_pool
@@ -341,12 +342,7 @@ def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
 
 
 def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> VectorStoreIndex:
-    """The engine over a vector store that is made as LangChain's selectors make it, by `from_texts`.
-
-    Args:
-        store: its class, or a function as `VectorStoreIndex` takes it.
-        options: of `from_texts`, or of the function.
-    """
+    """The engine over a vector store that is made as LangChain's selectors make it, by `from_texts`."""
     if not isinstance(store, type):
         return VectorStoreIndex(store, **options)
     kind: Any = store

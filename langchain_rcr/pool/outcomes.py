@@ -77,13 +77,7 @@ class OutcomeLog:
     ) -> None:
         """Append a question.
 
-        Args:
-            question: its text.
-            picks: for each id, step and probability, in any order.
-            outcome: see `Outcome`, as all others.
-            run: see `Outcome`.
-            policy: see `Outcome`.
-            explore: see `Outcome`.
+        Of each pick `picks` has id, step and probability, in any order; all else is as in `Outcome`.
 
         Raises:
             InputError: the outcome is not a finite number, a pick has no id or step, or the file can't be written.

@@ -39,11 +39,7 @@ class Refittable(Protocol):
 
 
 class Refits:
-    """Keeps a store fitted, one fit at a time, until one fails.
-
-    Args:
-        store: what to fit; may be dropped meanwhile.
-    """
+    """Keeps a store fitted, one fit at a time, until one fails."""
 
     def __init__(self, store: Refittable) -> None:
         self._store = weakref.ref(store)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
-
-import numpy as np
 
 from langchain_rcr.basics.items import copied
 from langchain_rcr.basics.rows import BoolArray, FloatArray
@@ -36,7 +34,6 @@ class Pick:
         logit: of the pick in the state that it was picked in (Eq. 4).
         probability: π of the pick among the candidates left at its step, or the probability by which it was drawn
             (`Options.explore`); None where it wasn't asked for.
-        relevance: the logit that it has for the question alone; None where it wasn't asked for.
     """
 
     id: str
@@ -44,19 +41,11 @@ class Pick:
     step: int
     logit: float
     probability: float | None = None
-    relevance: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What answers questions until a refit puts another in its place.
-
-    Args:
-        encoder: the encoder.
-        engine: with its vectors.
-        fingerprint: the encoder's, by which vectors and outcomes are told apart.
-        schema: an empty pool with the keys of questions and programs.
-    """
+    """What answers questions until a refit puts another in its place."""
 
     encoder: TriEncoder
     engine: CandidateIndex
@@ -160,27 +149,19 @@ class Served:
                 options = replace(options, k=reader.size)
             picks = await select(vectors, state, options, reader)
             chosen = picks.hits
-            fewest = min(map(len, chosen), default=options.k_min)
-            if fewest < options.k_min:
-                raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
-            alone: dict[int, FloatArray] = {}
-            if options.relevance and (picks.positions >= 0).any():
-                keys = np.unique(picks.positions[picks.positions >= 0])
-                products = await reader.candidates(keys) @ state.start(vectors).vector().T
-                alone = dict(zip(keys.tolist(), products, strict=True))
+        fewest = min(map(len, chosen), default=options.k_min)
+        if fewest < options.k_min:
+            raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
         known = options.scored or options.explore
         each = zip(chosen, picks.probabilities.tolist(), strict=True)
-        return [
-            _picks(hits, chances if known else [None] * len(hits), {key: of[query] for key, of in alone.items()})
-            for query, (hits, chances) in enumerate(each)
-        ]
+        return [_picks(hits, chances if known else [None] * len(hits)) for hits, chances in each]
 
 
-def _picks(hits: Sequence[Hit], chances: Sequence[float | None], alone: Mapping[int, np.float32]) -> list[Pick]:
-    """One question's picks, from the probability of each, and its logit for the question alone, where it is known."""
+def _picks(hits: Sequence[Hit], chances: Sequence[float | None]) -> list[Pick]:
+    """One question's picks, from the probability of each."""
     examples = copied([hit.row.example for hit in hits], [hit.row.id for hit in hits])
     return [
-        Pick(hit.row.id, example, step, hit.logit, chance, float(alone[hit.key]) if alone else None)
+        Pick(hit.row.id, example, step, hit.logit, chance)
         for step, (hit, example, chance) in enumerate(zip(hits, examples, chances, strict=False), 1)
     ]
 

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from langchain_rcr.index.base import CandidateIndex
-    from langchain_rcr.policy.triencoder import Runtime, TriEncoder
+    from langchain_rcr.policy.checkpoint import Runtime
+    from langchain_rcr.policy.triencoder import TriEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -152,7 +152,7 @@ def test_an_unused_tool_among_used_ones_is_found_by_its_description(tmp_path: Pa
     query = selector.retriever.store.encoder.query
     likely = query.likelihoods(query.featurize([Item(request)]))[0]
     (column,) = (at for at, names in enumerate(query.inventory.columns) if "translate" in str(names))
-    (row,) = (row for row, described in query.described if described == column)
+    (row,) = (row for row, described in query.descriptions.pairs if described == column)
     vectors = np.array(Words().embed_documents([request, *(pair[0] for pair in PAIRS)]))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     likeness = vectors @ query.landmarks.views.vectors[row]
@@ -175,9 +175,9 @@ def test_a_rare_tool_counts_little_more_than_a_common_one(selector: ComposedTool
     share = {name: count / (len(PAIRS) + len(ABOUT)) for name, count in uses.items()} | {"set": 0.98}  # the root
     idf = np.array([-np.log(share[name]) for name in query.inventory.names])
     np.testing.assert_allclose(np.exp(query.tensors()["worth"]), (idf / idf.mean()) ** 0.25, rtol=1e-5)
-    described = query.described
+    described = query.descriptions.pairs
     query.describe([Item(f"{name.replace('_', ' ')}: {text}", json.dumps([name])) for name, text in ABOUT.items()])
-    assert query.described == described
+    assert query.descriptions.pairs == described
     np.testing.assert_allclose(np.exp(query.tensors()["worth"]), (idf / idf.mean()) ** 0.25, rtol=1e-5)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines.set_bsr import SetBSRDistinctSelector, SetBSRSelector, TransformerTokens
+from rcr_trainer.baselines.set_bsr import SetBSRSelector, TransformerTokens
 from rcr_trainer.data.coverage import greedy_set_cover
 
 from langchain_rcr.errors import InputError
@@ -32,11 +32,8 @@ def make(texts, **options):
     return SetBSRSelector([{"source": text} for text in texts], **{"embed_tokens": embed_tokens, **options})
 
 
-def slow(texts, query, allowed, k, programs=None):
-    """Eq. 5 and 6 and Algorithm 1 of Gupta et al. (2023), token by token; without tokens, a text is like nothing.
-
-    With programs, none is picked twice before all of those that are allowed have been.
-    """
+def slow(texts, query, allowed, k):
+    """Eq. 5 and 6 and Algorithm 1 of Gupta et al. (2023), token by token; without tokens, a text is like nothing."""
 
     def like(token, text):
         cosines = [float(np.dot(WORDS[token], WORDS[other])) for other in text.split()]
@@ -44,14 +41,11 @@ def slow(texts, query, allowed, k, programs=None):
 
     tokens = query.split()
     table = {c: [like(token, texts[c]) for token in tokens] for c in allowed}
-    picked, cover, seen = [], [], set()
+    picked, cover = [], []
     while len(picked) < k:
         gains = {}
-        left = [c for c in allowed if c not in picked]
-        if programs and seen >= {programs[c] for c in left}:
-            seen = set()
-        for c in left:
-            if not programs or programs[c] not in seen:
+        for c in allowed:
+            if c not in picked:
                 if cover:
                     best = [max(table[m][i] for m in cover) for i in range(len(tokens))]
                     more = [max(0.0, s - known) for s, known in zip(table[c], best, strict=True)]
@@ -64,7 +58,6 @@ def slow(texts, query, allowed, k, programs=None):
         else:
             picked.append(best)
             cover.append(best)
-            seen |= {programs[best]} if programs else set()
     return picked
 
 
@@ -112,34 +105,6 @@ def test_equals_the_slow_loop(texts, queries, data):
     for row, query in enumerate(queries):
         allowed = [c for c in range(len(texts)) if c not in exclude[row]]
         assert picked[row].tolist() == slow(texts, query, allowed, k)
-
-
-def make_distinct(texts, programs):
-    rows = [{"source": text, "target": program} for text, program in zip(texts, programs, strict=True)]
-    return SetBSRDistinctSelector(rows, embed_tokens=embed_tokens)
-
-
-def test_no_program_twice_by_hand():
-    texts, programs = ["a b", "a b c", "a", "c", "d"], ["f ( 1 )", "g", "f ( 2 )", "g", "h"]
-    # Set-BSR takes a b c, which covers all, and begins again with a b and c. f ( 1 ) and f ( 2 ) are one program.
-    assert make(texts).pick(["a b c"], 3).tolist() == [[1, 0, 3]]
-    # Without g and f there is only d; now every program has its example, and the rest comes as in Set-BSR.
-    assert make_distinct(texts, programs).pick(["a b c"], 5).tolist() == [[1, 0, 4, 3, 2]]
-    assert make_distinct(texts, programs).pick(["a b c"], 3, [[0]]).tolist() == [[1, 4, 2]]
-
-
-@pytest.mark.slow
-@settings(max_examples=80, deadline=None)
-@given(texts=st.lists(TEXTS, min_size=1, max_size=9), queries=st.lists(TEXTS, min_size=1, max_size=4), data=st.data())
-def test_without_repeated_programs_equals_the_slow_loop(texts, queries, data):
-    programs = [data.draw(st.sampled_from(["f", "g", "h ( f )", "broken ("])) for _ in texts]
-    entries = st.lists(st.integers(0, len(texts) - 1), max_size=len(texts) - 1, unique=True)
-    exclude = [data.draw(entries) for _ in queries]
-    k = len(texts) - max(map(len, exclude))
-    picked = make_distinct(texts, programs).pick(queries, k, exclude)
-    for row, query in enumerate(queries):
-        allowed = [c for c in range(len(texts)) if c not in exclude[row]]
-        assert picked[row].tolist() == slow(texts, query, allowed, k, programs)
 
 
 @pytest.fixture(scope="module")
@@ -191,19 +156,6 @@ def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):
         # Of two layers, the first.
         np.testing.assert_allclose(own, out.hidden_states[1][0].numpy()[1 : 1 + len(own)], atol=1e-5)
     assert TransformerTokens(bert)([]) == []
-
-
-@pytest.mark.slow
-def test_what_is_remembered_is_read_once(bert, monkeypatch):
-    from langchain_rcr.families.pooled import PooledTransformer
-
-    read, asked = PooledTransformer.read, []
-    monkeypatch.setattr(PooledTransformer, "read", lambda self, texts: asked.append(list(texts)) or read(self, texts))
-    tokens = TransformerTokens(bert, remember=["river", "texas"])
-    first, again = tokens(["river", "ohio", "river"]), tokens(["ohio", "texas", "river"])
-    assert asked == [["river", "ohio"], ["ohio", "texas"]]
-    np.testing.assert_array_equal(first[0], again[2])
-    np.testing.assert_allclose(first[1], again[0], atol=1e-6)
 
 
 @pytest.mark.slow

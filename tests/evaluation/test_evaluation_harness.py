@@ -83,33 +83,13 @@ def test_figures_by_hand():
     assert report.versions["numpy"] == np.__version__
 
 
-def test_only_what_the_pool_has_counts_by_hand():
-    pool = [Example(str(i), "", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "c ( )", "zz"])]
-    targets = ["a ( e )", "a ( d )", "q", "q ( r )", "broken ( ("]
-    queries = [Example(str(i), f"x{i}", target) for i, target in enumerate(targets)]
-    report = run({"rcr": always(1, 0, 2, 3)}, queries, pool, k=3, gold="pool")
-    assert (report.gold, report.n, report.skipped_queries, report.none_in_pool) == ("pool", 2, 1, 2)
-    # Of a ( e ) the pool has a and <root> → a, both in a ( b ); of a ( d ) all five, two of them in a ( b ).
-    assert report.selectors["rcr"].coverage == report.selectors["rcr"].full_coverage == 100
-    assert run({"rcr": always(1, 0)}, queries, pool, k=2, gold="pool").selectors["rcr"].coverage == pytest.approx(70)
-    everything = run({"rcr": always(1, 0, 2, 3)}, queries, pool, k=3)
-    assert (everything.gold, everything.n, everything.skipped_queries, everything.none_in_pool) == ("all", 4, 1, 0)
-    # a ( e ) has e, a → e and <root> → a → e as well; q and q ( r ) have nothing that the pool has.
-    assert everything.selectors["rcr"].coverage == pytest.approx(35)
-    with pytest.raises(InputError, match=r"none of the 2 queries .* parses and shares a structure with the pool"):
-        run({"rcr": always(1, 0, 2, 3)}, queries[2:4], pool, k=3, gold="pool")
-
-
-@pytest.mark.parametrize("gold", ["all", "pool"])
-def test_coverage_equals_a_slow_plain_loop(gold):
+def test_coverage_equals_a_slow_plain_loop():
     pool, plain = POOL[:7], plain_selectors(POOL[:7], NO_EMBEDDINGS, names=["random", "bm25", "oracle"])
-    report, selectors = run(plain, pool=pool, k=2, gold=gold), plain.selectors
-    inside = set().union(*(SPEC.structures(example.target) for example in pool))
+    report, selectors = run(plain, pool=pool, k=2), plain.selectors
     for name, scores in report.selectors.items():
         found = []
         for query in QUERIES:
             needed = set(SPEC.structures(query.target))
-            needed = needed & inside if gold == "pool" else needed
             (picks,) = selectors[name].pick([query.source], 2, None, [query.target])
             shown = set().union(*(SPEC.structures(pool[i].target) for i in picks))
             found += [len(needed & shown) / len(needed)] if needed else []
@@ -119,12 +99,10 @@ def test_coverage_equals_a_slow_plain_loop(gold):
 
 
 def test_trade_offs_are_chosen_by_what_counts():
-    pool, everything = POOL[:7], chosen("mmr", POOL[:7])
-    inside = chosen("mmr", pool, gold="pool")
-    assert all(inside.coverage[value] > everything.coverage[value] for value in inside.coverage)
-    plain = plain_selectors(pool, EVERYTHING, dev=QUERIES, k=3, gold="pool", names=["mmr", "dpp"])
-    assert plain.trade_offs["mmr"] == inside
-    report = run(plain, pool=pool, k=3, gold="pool")
+    pool = POOL[:7]
+    plain = plain_selectors(pool, EVERYTHING, dev=QUERIES, k=3, names=["mmr", "dpp"])
+    assert plain.trade_offs["mmr"] == chosen("mmr", pool)
+    report = run(plain, pool=pool, k=3)
     for name, choice in plain.trade_offs.items():
         assert report.selectors[name].coverage == pytest.approx(max(choice.coverage.values()))
 
@@ -199,7 +177,7 @@ def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     ]
     assert report.left_out == {
         **dict.fromkeys(("dense", "mmr", "dpp", "knn_structures", "dail_sql"), "no embeddings were given"),
-        **dict.fromkeys(("set_bsr", "set_bsr_distinct"), "no embeddings of tokens were given"),
+        "set_bsr": "no embeddings of tokens were given",
         **dict.fromkeys(LEARN, "no scoring language model was given"),
         **dict.fromkeys(OWN_MODEL, "no pretrained models can be opened"),
     }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rcr_trainer.data.coverage import recall
-from rcr_trainer.evaluation.metrics import within_pool
 from scipy import sparse
 
 POOL = sparse.csr_array(np.array([[1, 1, 0, 0, 0], [0, 1, 1, 0, 0], [0, 1, 0, 1, 0]], dtype=np.float32))
@@ -26,11 +25,6 @@ def test_by_hand():
     assert recall(GOLD, POOL, picks[:, :2]).tolist() == [3 / 4, 1 / 2, 1]
     assert recall(GOLD, POOL, picks[:, :1]).tolist() == [2 / 4, 0, 1]
     assert recall(GOLD, POOL, picks[:, :0]).tolist() == [0, 0, 0]
-
-
-def test_within_pool():
-    assert within_pool(GOLD, POOL).toarray().tolist() == [[1, 1, 1, 0, 0], [0, 0, 1, 1, 0], [0, 1, 0, 0, 0]]
-    assert np.diff(within_pool(GOLD, POOL[:1]).indptr).tolist() == [2, 0, 1]
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -50,13 +50,6 @@ def test_rows_by_hand():
     assert (ours.answer, ours.exact, ours.jaccard, ours.execution) == (None, None, None, None)
 
 
-def test_only_structures_that_count_are_there():
-    (picks,) = picked(gold="pool")
-    assert [each.structures for each in picks] == [
-        ["<root> -> a", "<root> -> a -> b", "a", "a -> b", "b"], ["<root> -> a", "a"],
-    ]  # fmt: skip
-
-
 def test_answers_are_kept_with_the_picks():
     def answer(prompts):
         return [

@@ -19,8 +19,9 @@ from langchain_rcr.errors import CheckpointError, InputError, MissingExtraError
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
+from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.selection import greedy
-from langchain_rcr.policy.triencoder import Runtime, TriEncoder
+from langchain_rcr.policy.triencoder import TriEncoder
 
 WORDS = ["what is the capital of texas", "How LONG is the ohio river, areaing", "zzz ß 東京 [SEP] [MASK]"]
 TEXTS = [*WORDS, "a " * 300, "", "?"]

@@ -102,7 +102,6 @@ def test_steps_that_are_not_foreseen_are_taken_one_by_one(pools, asked, monkeypa
         (Options(3, beam_width=2), 6),
         (Options(4, stop_early=True), 1),
         (Options(COUNT), COUNT),  # many equal ones are left at the end
-        (Options(4, min_probability=0.05), 2),
     ):
         asked.clear()
         same(picked(exact, state, options), picked(memory, state, options))

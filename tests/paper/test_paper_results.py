@@ -127,15 +127,15 @@ def test_the_settings_of_every_run_are_settings_of_its_own(name, tmp_path):
 def test_what_the_command_says_holds_for_every_run_and_variants_have_the_last_word(tmp_path):
     settings = {
         "data": {"train_size": 60, "corpus": "else.xml"},
-        "grpo": {"queries": None, "group_size": 3},
-        "evaluation": {"selectors": ["bm25"], "gold": "all"},
+        "grpo": {"queries": None, "group_size": 3, "exclude_own_program": False},
+        "evaluation": {"selectors": ["bm25"]},
         "llm": CHAT,
     }
     cells = Sweep(TABLES["group-size"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
     assert {cell.config.data.train_size for cell in cells} == {60}
     assert {cell.config.grpo.queries for cell in cells} == {None}
     assert [cell.config.grpo.group_size for cell in cells[1:]] == [2, 4, 8, 16, 32, 64]
-    assert {cell.config.evaluation.gold for cell in cells[1:]} == {"all"}
+    assert {cell.config.grpo.exclude_own_program for cell in cells[1:]} == {False}  # which the split contradicts
     main = Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, settings).cells
     assert [cell.config.evaluation.selectors for cell in main[1:]] == [["bm25"], [], []]
     assert [cell.config.sft.enabled for cell in main] == [True, True, False, True]

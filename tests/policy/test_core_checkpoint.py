@@ -17,7 +17,7 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, get_family
 from langchain_rcr.families.linear import LinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
-from langchain_rcr.policy import triencoder as policy
+from langchain_rcr.policy import checkpoint as policy
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec

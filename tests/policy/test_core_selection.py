@@ -14,20 +14,18 @@ def random_pool(rng, size, dim):
     return PoolVectors(*rng.normal(size=(2, size, dim)).astype(np.float32))
 
 
-def slow(queries, pool, lam, k, exclude=None, groups=None):
+def slow(queries, pool, lam, k, exclude=None):
     """Section 3.2 in Python's floats, one query, one step and one candidate at a time."""
     candidate, context = pool.candidate.astype(np.float64), pool.context.astype(np.float64)
     out = []
     for row, query in enumerate(queries.astype(np.float64)):
         barred = set(exclude[row]) if exclude is not None else set()
-        masked, picks = set(barred), []
+        picks = []
         for _ in range(k):
             state = query + lam * sum((context[pick] for pick in picks), np.zeros_like(query))
             open_ = [n for n in range(len(candidate)) if n not in barred and n not in picks]
-            left = [n for n in open_ if n not in masked] or open_
-            best = max(left, key=lambda n: (float(candidate[n] @ state), -n))
+            best = max(open_, key=lambda n: (float(candidate[n] @ state), -n))
             picks.append(best)
-            masked |= {best} if groups is None else {n for n, group in enumerate(groups) if group == groups[best]}
         out.append(picks)
     return np.array(out)
 
@@ -73,35 +71,16 @@ def test_equals_the_slow_loop(seed):
     queries, pool = rng.normal(size=(batch, dim)).astype(np.float32), random_pool(rng, size, dim)
     lam = float(rng.choice([-1.0, -0.1, 0.0, 0.1, 1.0]))
     k = int(rng.integers(1, min(6, size) + 1))
-    exclude = groups = None
+    exclude = None
     if rng.random() < 0.7:
         exclude = [set(rng.permutation(size)[: rng.integers(0, size - k + 1)].tolist()) for _ in range(batch)]
-    if rng.random() < 0.7:
-        groups = rng.integers(0, rng.integers(1, size + 1), size)
-    picks = greedy(queries, pool, AdditiveState(lam), k, exclude=exclude, groups=groups)
-    np.testing.assert_array_equal(picks.positions, slow(queries, pool, lam, k, exclude, groups))
+    picks = greedy(queries, pool, AdditiveState(lam), k, exclude=exclude)
+    np.testing.assert_array_equal(picks.positions, slow(queries, pool, lam, k, exclude))
     for row, positions in enumerate(picks.positions):
         state = queries[row].astype(np.float64)
         for step, pick in enumerate(positions):
             np.testing.assert_allclose(picks.logits[row, step], pool.candidate[pick] @ state, atol=1e-4)
             state = state + lam * pool.context[pick]
-
-
-def test_groups_mask_the_picked_program_and_are_lifted_when_nothing_else_is_left():
-    candidate = np.array([[5], [4], [3], [2], [1]], dtype=np.float32)
-    pool = PoolVectors(candidate, np.zeros_like(candidate))
-    query, groups = np.ones((2, 1), dtype=np.float32), np.array([7, 7, -2, -2, 7])
-    picks = greedy(query, pool, AdditiveState(1.0), 4, groups=groups, exclude=[[], [0]])
-    # Two groups, then lifted: the best of what is left, and its group is masked again.
-    assert picks.positions.tolist() == [[0, 2, 1, 3], [1, 2, 3, 4]]
-    np.testing.assert_allclose(picks.logits, [[5, 3, 4, 2], [4, 3, 2, 1]])
-
-
-def test_one_group_for_all_still_gives_k():
-    rng = np.random.default_rng(1)
-    queries, pool = rng.normal(size=(4, 3)).astype(np.float32), random_pool(rng, 6, 3)
-    masked = greedy(queries, pool, AdditiveState(0.3), 6, groups=np.zeros(6, dtype=np.int64))
-    np.testing.assert_array_equal(masked.positions, greedy(queries, pool, AdditiveState(0.3), 6).positions)
 
 
 def test_everything_excluded_but_k():
@@ -175,7 +154,6 @@ def test_an_engine_in_place_of_vectors():
         ({"k": 1, "exclude": [[]]}, "exclude has 1 entries for 2 queries"),
         ({"k": 1, "exclude": [[0], [6]]}, r"exclude\[1\] names a position outside the pool of 6"),
         ({"k": 1, "exclude": [[-1], []]}, r"exclude\[0\] names a position outside the pool of 6"),
-        ({"k": 1, "groups": np.zeros(5, dtype=np.int64)}, "groups has 5 entries for a pool of 6"),
     ],
 )
 def test_what_does_not_fit_is_an_input_error(options, message):

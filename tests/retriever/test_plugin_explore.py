@@ -96,7 +96,6 @@ def test_constraints_filters_and_ends_hold_while_exploring(encoder: TriEncoder) 
         assert {each.metadata["n"] for each in found} < {0, 1, 2}
         assert found[-1].metadata["probability"] == pytest.approx(1.0) or len(found) == 2
     assert len(make(encoder, explore=1.0, k=6).invoke(QUERY)) == 6
-    assert make(encoder, explore=1.0, min_probability=0.99).invoke(QUERY) == []
 
 
 def test_what_is_drawn_from_is_a_softmax_of_what_can_be_drawn() -> None:

@@ -30,8 +30,6 @@ FIELDS: dict[str, Any] = {
     "beam_width": 3,
     "order": "picked",
     "mask_same_program": True,
-    "max_overlap": 0.3,
-    "min_probability": 0.2,
     "stop_early": True,
     "probabilities": False,
     "min_relevance": 0.5,

@@ -136,9 +136,7 @@ def test_saved_and_loaded(tmp_path: Any) -> None:
 
 
 def test_options_read_the_joined_text() -> None:
-    apart = ours(k=2, max_overlap=0.7, mask_same_program=False)
-    words = [{*row["question"].split(), *row["context"].split()} for row in apart.select_examples(MIXED)]
-    assert len(words[0] & words[1]) <= 0.7 * len(words[0] | words[1])
+    apart = ours(k=2, mask_same_program=False)
     why = apart.explain("about bern how many dogs are old")
     assert why.steps[0].pick.source == "about bern how many dogs are old"
     assert apart.invoke("about bern how many dogs are old")[-1].page_content == (

@@ -226,9 +226,8 @@ def test_info_nce_raises_dev_coverage_too():
     assert result.best_score > result.history[0]["dev_coverage"] + 5
 
 
-@pytest.mark.parametrize("mask_duplicates", [False, True])
 @pytest.mark.parametrize("own_program", [False, True])
-def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program, mask_duplicates):
+def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program):
     calls = []
     real = losses.listwise
 
@@ -241,7 +240,7 @@ def test_no_query_is_trained_to_pick_itself(monkeypatch, own_program, mask_dupli
     pool = [Example(str(n), f"question {n}", f"f{n % 3}(x)") for n in range(6)]
     config = SFTSettings(
         epochs=2, k=1, batch_size=6, on_policy=1, on_policy_from=0.5, patience=None,
-        exclude_own_program=own_program, mask_duplicates=mask_duplicates,
+        exclude_own_program=own_program,
     )  # fmt: skip
     model = TriEncoder.build("lexical", items(pool), dim=8)
     train(model, pool, pool, [], SPEC, config)

@@ -28,11 +28,7 @@ SECONDS = 1
 
 
 def plan(config: Settings) -> list[str]:
-    """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked.
-
-    Raises:
-        RCRError: as `load_checked`.
-    """
+    """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked."""
     from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
 
     _, task = load_checked(config)
@@ -57,16 +53,7 @@ def plan(config: Settings) -> list[str]:
 
 
 def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> dict[str, Estimate]:
-    """What the language model of a run costs at most, by stage; only those that ask it.
-
-    Args:
-        config: of the run.
-        task: its data.
-        llm: the language model, if it is open; else it is opened.
-
-    Raises:
-        ConfigError: the language model can't be opened.
-    """
+    """What the language model of a run costs at most, by stage; only those that ask it."""
     asked = [each for each in _asked(config, task) if each[1]]
     if not asked:
         return {}

@@ -56,12 +56,7 @@ def command(
 ) -> argparse.ArgumentParser:
     """Add a command to what `add_subparsers` returned.
 
-    Args:
-        commands: the subparsers.
-        name: of the command.
-        function: takes the parsed arguments and returns the exit code (None: 0); or MODULE:NAME, where it is.
-        text: what the command does.
-        example: its arguments in an example.
+    `function` takes the parsed arguments and returns the exit code, or is MODULE:NAME, where it is.
     """
     about, example = f"{text[0].upper()}{text[1:]}.", f"example: {PROG} {example}"
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -76,10 +71,7 @@ def add_settings(
 ) -> None:
     """A flag for each setting, grouped by section; the help is the field's description.
 
-    Args:
-        parser: of the command.
-        wanted: whether it takes a setting.
-        shown: the settings that help shows; None: all.
+    Help shows those in `shown`; None: all.
     """
     from rcr_trainer.layers import plain, section_title, settings
 

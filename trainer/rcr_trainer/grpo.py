@@ -50,23 +50,14 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Rollout:
-    """B queries with G drawn sequences each: R = B · G, query by query. In several processes one's share of a batch.
+    """B queries with G drawn sequences each: R = B · G, query by query. In several processes one's share of a batch."""
 
-    Args:
-        rows: (B,) training queries.
-        drawn: the sequences, with log π_old(o).
-        reference: (R,) log π_ref(o).
-        advantages: (R,).
-        scored: (R,) bool; whether there is a reward.
-        tally: of figures for the log.
-    """
-
-    rows: IntArray
-    drawn: Sequences
-    reference: Tensor
-    advantages: Tensor
-    scored: Tensor
-    tally: Tally
+    rows: IntArray  # (B,) training queries
+    drawn: Sequences  # with log π_old(o)
+    reference: Tensor  # (R,) log π_ref(o)
+    advantages: Tensor  # (R,)
+    scored: Tensor  # (R,) bool; whether there is a reward
+    tally: Tally  # of figures for the log
 
 
 def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
@@ -98,11 +89,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> dict[str, int]:
     """Prompts that each part of GRPO in one process hands in at most; only those of the race count once if identical.
 
-    Args:
-        config: the settings.
-        queries: training queries.
-        dev: development queries.
-        races: whether the family has changes that race.
+    Without changes of the family that race, the search asks nothing.
     """
     handed, rounds = config.epochs * queries, math.ceil(config.epochs / config.evaluate_every)
     if config.max_steps is not None:

@@ -60,13 +60,7 @@ _AGREES = 0.05
 class Change(NamedTuple):
     """What was learnt.
 
-    Args:
-        variant: how the policy changes.
-        before: the mean outcome of the questions that didn't choose it.
-        gain: what it earns more on these, as estimated.
-        low: the lower end of the 95 % interval of that.
-        high: its upper end.
-        questions: how many there were.
+    Outcome and gain are means over the questions that didn't choose it, with the ends of the gain's 95 % interval.
     """
 
     variant: Variant
@@ -106,13 +100,7 @@ class Logged:
 def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], seed: int = 0, **how: Any) -> Change:
     """Learn a change of a served policy from a log, and write the changed retriever, if it is sure to earn more.
 
-    Args:
-        log: an `OutcomeLog`'s file.
-        served: the folder from which the retriever was loaded.
-        out: the folder to write.
-        questions: texts by digest, beside those in the log and the pool.
-        seed: of the halves and what is drawn.
-        **how: for `from_pretrained`: `trust`, `embeddings`, …
+    `questions` has texts by digest, beside those in the log and the pool; `how` is for `from_pretrained`.
 
     Raises:
         DataError: the log has too little of the served policy, or no change is sure to earn more.
@@ -160,12 +148,7 @@ def _short(value: Any) -> str:
 
 
 class Policy:
-    """The served policy, and its variants, over logged questions.
-
-    Args:
-        retriever: as it was served.
-        seed: of what is drawn.
-    """
+    """The served policy, and its variants, over logged questions."""
 
     def __init__(self, retriever: SequentialCompositionalRetriever, seed: int = 0) -> None:
         self.retriever, self.model, self.seed = retriever, retriever.store.encoder, seed
@@ -227,10 +210,7 @@ class Policy:
 class Estimates:
     """Estimates of what variants earn on logged questions.
 
-    Args:
-        policy: as it was served.
-        logged: the questions.
-        fitted: logged questions to fit the model of the outcome to; None: each half of these to the other.
+    The model of the outcome is fitted to `fitted`; None: to each half of `logged` for the other.
     """
 
     def __init__(self, policy: Policy, logged: Logged, fitted: Logged | None = None) -> None:
@@ -314,11 +294,6 @@ def judged(policy: Policy, variant: Variant, logged: Logged, others: Logged) -> 
 
 def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
     """The questions of a log that tell of a served policy.
-
-    Args:
-        log: the log.
-        policy: as it was served.
-        texts: questions by digest.
 
     Raises:
         DataError: there are too few; the message counts why.

@@ -18,11 +18,7 @@ if TYPE_CHECKING:
 
 
 def check(given: argparse.Namespace) -> int:
-    """Say what is in files, and which rows need fixing; the exit code is 1 if any do.
-
-    Raises:
-        DataError: a file can't be read at all.
-    """
+    """Say what is in files, and which rows need fixing; the exit code is 1 if any do."""
     from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data.check import check_files, guess_keys, guess_language
 
@@ -118,11 +114,7 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def text2sql(given: argparse.Namespace) -> None:
-    """Turn a file of the text2sql-data collection into a split folder.
-
-    Raises:
-        DataError: the file is not of that form, or the folder holds others.
-    """
+    """Turn a file of the text2sql-data collection into a split folder."""
     from rcr_trainer.data import text2sql_split
 
     split = text2sql_split(given.file, given.split, given.fold)
@@ -130,11 +122,7 @@ def text2sql(given: argparse.Namespace) -> None:
 
 
 def spider(given: argparse.Namespace) -> None:
-    """Turn Spider's questions into a split folder, and say what is missing.
-
-    Raises:
-        DataError: a file is not of that form, or the folder holds others.
-    """
+    """Turn Spider's questions into a split folder, and say what is missing."""
     from rcr_trainer.data import spider_split
 
     databases = given.databases or given.folder / "database"

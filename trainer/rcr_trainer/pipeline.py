@@ -61,18 +61,6 @@ def run(
 
     Processes that were launched together (`torchrun`) train together. The first alone writes and reports; the others
     are done once the last training stage is.
-
-    Args:
-        config: the settings; `config.folder` is the run folder.
-        until: the last stage.
-        resume: continue a run that was interrupted.
-        overwrite: start over in the folder of an earlier run.
-
-    Returns:
-        The finished run.
-
-    Raises:
-        RCRError: data, settings or run folder don't allow it; see `Run.create` and the stages.
     """
     set_threads(config.threads)
     from langchain_rcr.policy.hub import WHERE_FROM, requirement
@@ -269,11 +257,7 @@ def _job(
 
 
 def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
-    """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start.
-
-    Raises:
-        RCRError: as `Environment` and `grpo.train`, or the language model can't be opened.
-    """
+    """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start."""
     from rcr_trainer import grpo, race
     from rcr_trainer.training.environment import Environment
 

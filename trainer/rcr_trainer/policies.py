@@ -25,11 +25,7 @@ if TYPE_CHECKING:
 
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
-    """A fresh policy for a task's pool, on the run's device; frozen vectors are taken from and added to `known`.
-
-    Raises:
-        InputError: the base model can't be loaded.
-    """
+    """A fresh policy for a task's pool, on the run's device; frozen vectors are taken from and added to `known`."""
     import torch
 
     from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
@@ -51,11 +47,7 @@ def load_model(
 ) -> TriEncoder:
     """A policy from a checkpoint, on the run's device.
 
-    Args:
-        config: of the run.
-        checkpoint: the folder.
-        known: frozen vectors computed before, to which the policy adds.
-        trust: see `TriEncoder.from_pretrained`.
+    Frozen vectors are taken from and added to `known`; for `trust` see `TriEncoder.from_pretrained`.
     """
     from langchain_rcr.families.backbone import RememberingBackbone
     from langchain_rcr.policy.triencoder import TriEncoder

@@ -58,11 +58,7 @@ _WEIGHED = 50
 class Winner(NamedTuple):
     """What a race has found.
 
-    Args:
-        variant: {}: the policy as it is.
-        before: its mean reward on the questions of the last round, before the change.
-        after: with it.
-        questions: how many there were.
+    The mean reward is that of the questions of the last round; {} is the policy as it is.
     """
 
     variant: Variant
@@ -76,11 +72,6 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
 
     If exact match is the reward and the model tells probabilities, that of the gold program takes its place: its mean
     is exact match without the noise.
-
-    Args:
-        job: the model and its data.
-        environment: of GRPO.
-        config: of GRPO; `race` is how many answers may be asked for.
     """
     model, changes = job.model, [*job.model.family.changes_to(job.model.encoders)]
     if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
@@ -104,11 +95,6 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
 
 class _Variants:
     """What variants of a policy pick for held-out questions, and earn.
-
-    Args:
-        job: the model and its data.
-        environment: of GRPO.
-        config: of GRPO.
 
     Attributes:
         rows: (n,) the environment's questions that may be asked, at random: each takes an answer at least.
@@ -172,11 +158,6 @@ class _Variants:
 
 class Guard:
     """How often picks show all labels of a question that combines what no candidate does.
-
-    Args:
-        job: the model and its data.
-        environment: of GRPO; the questions are those of its that are held out with their programs.
-        order: (Q,) its questions at random.
 
     Attributes:
         room: how many candidates each of environment and guard leaves every question at least.

@@ -170,7 +170,7 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
     k: int | None = Field(None, ge=1)
     """Examples a query in the table; null: as many as the trained policy picks."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
-        ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "set_bsr_distinct", "knn_structures", "oracle"],
+        ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
     )
     embeddings: str | None = None
@@ -179,12 +179,6 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
     """Model of the selector bert, named like model.base."""
     contriever: str = "facebook/contriever"
     """Model of the selector contriever, likewise."""
-    gold: Literal["all", "pool"] = "all"
-    """Which structures of a query's gold program count: all, or only those that some example of the pool has."""
-    exclude_own_program: bool = False
-    """No selector may pick a candidate with the query's own program."""
-    mask_duplicates: bool = False
-    """Our retriever picks no program twice."""
     answers: bool | None = None
     """Whether the language model of the section llm answers with each selector's picks, for the exact match. null: only
     where that costs nothing, llm.kind local; a server, which may charge for it, is asked only with true."""

@@ -34,7 +34,6 @@ from torch import Tensor
 from langchain_rcr.basics.items import readable
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
-from rcr_trainer.data.coverage import program_groups
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.training.development import Development, greedy_picks
@@ -61,10 +60,6 @@ _PROBES = 200
 
 def train(job: Job, config: SFTSettings) -> Result:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
-
-    Args:
-        job: the model, its data, and where its figures go.
-        config: the settings.
 
     Returns:
         The result, the same in all processes; a round is an epoch.
@@ -108,7 +103,6 @@ class _SFT:
             sources = [e.source for e in self.queries], [e.source for e in pool]
             near = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
             self.negatives = near.draw
-        self.groups = program_groups(spec, [e.target for e in pool]) if config.mask_duplicates else None
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
 
@@ -179,7 +173,7 @@ class _SFT:
         sequences = self.sequences.copy()
         if len(rows):
             barred, pool = self.supervision.forbidden, self._pool_vectors()
-            sequences[rows] = greedy_picks(self.job, self.query_features, barred, rows, pool, self.k, self.groups)
+            sequences[rows] = greedy_picks(self.job, self.query_features, barred, rows, pool, self.k)
         return sequences
 
     def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
@@ -229,8 +223,7 @@ class _SFT:
     def _targets(self, batch: Batch) -> Targets:
         """What the batch's S states should learn of its C candidates."""
         gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
-        programs = np.arange(len(self.candidates)) if self.groups is None else self.groups
-        allowed = batch.allowed(self.supervision.forbidden, programs)[batch.steps]
+        allowed = batch.allowed(self.supervision.forbidden, len(self.candidates))[batch.steps]
         positive = None if batch.positive is None else self._tensor(batch.positive[batch.steps])
         tensors = self._tensor(gains), self._tensor(allowed)
         return Targets(*tensors, self.config.temperature, positive, self.config.mask_equals)
@@ -279,7 +272,7 @@ class _SFT:
 
     def _coverage(self, dev: Development) -> float:
         """Coverage of the greedy picks, in percent."""
-        return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.k, self.groups))
+        return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.k))
 
     def _pool_vectors(self) -> PoolVectors:
         """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""

@@ -291,9 +291,6 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         config: of the run.
         task: how programs are read.
         keep: keep answers in a file beside the run folder, for all runs; otherwise only check that this could be done.
-
-    Raises:
-        RCRError: as `open_llm`.
     """
     from rcr_trainer.llm.cache import check_cache
     from rcr_trainer.llm.model import open_llm

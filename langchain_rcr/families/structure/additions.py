@@ -36,11 +36,7 @@ _Floats = NDArray[np.float32]
 
 
 class Additions(Vocabulary):
-    """The added examples that E_x has taken in.
-
-    Args:
-        items: the examples.
-    """
+    """The added examples that E_x has taken in."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = tuple(items)
@@ -78,12 +74,7 @@ class Joined:
         return near if self.added is None else np.concatenate([near, self.added.likeness(views)], axis=1)
 
     def joined(self, views: Views, targets: _Floats) -> Joined:
-        """The regression with further questions, as if all had been fitted at once.
-
-        Args:
-            views: of the questions.
-            targets: (a, C) which columns their programs have.
-        """
+        """The regression with further questions and their columns (a, C), as if all had been fitted at once."""
         near = self.likeness(views)
         reach = near @ self.inverse
         own = Landmarks(views).likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)

@@ -32,12 +32,7 @@ _LINK = re.compile(" (->|<->) ")
 
 
 class Inventory(Vocabulary):
-    """Columns of local structures. Structures that no program of the pool tells apart share a column.
-
-    Args:
-        spec: how programs are read.
-        columns: the names of the structures of each column.
-    """
+    """Columns of local structures. Structures that no program of the pool tells apart share a column."""
 
     def __init__(self, spec: ProgramSpec, columns: Sequence[Sequence[str]]) -> None:
         self.spec = spec
@@ -78,11 +73,9 @@ class Inventory(Vocabulary):
     def rows(self, programs: Sequence[str], *, spare: bool = False) -> SparseRows:
         """(N, columns) which columns each program has: the share of the column's structures that it has.
 
-        Structures that the pool didn't have when the inventory was made have no column.
+        With `spare`, the columns of new labels follow the others.
 
-        Args:
-            programs: the programs.
-            spare: with the columns of new labels, which follow the others.
+        Structures that the pool didn't have when the inventory was made have no column.
         """
         read: dict[str, dict[int, float]] = {}
         for text in track([*dict.fromkeys(programs)], "reading programs"):

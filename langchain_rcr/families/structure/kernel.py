@@ -51,11 +51,7 @@ class Views:
 
 
 class Landmarks:
-    """M training questions: frozen vectors, token bags and n-gram bags.
-
-    Args:
-        views: the questions.
-    """
+    """M training questions: frozen vectors, token bags and n-gram bags."""
 
     def __init__(self, views: Views) -> None:
         self.views = views
@@ -74,11 +70,10 @@ class Landmarks:
     def likeness(self, views: Views) -> FloatArray:
         """How like each question is to each landmark, (N, M).
 
+        What the questions lack doesn't count.
+
         Three quarters of it are the cosine of the token bags, an eighth the radial kernel of the frozen vectors, an
         eighth the cosine of the n-gram bags.
-
-        Args:
-            views: the questions; what they lack doesn't count.
         """
         self.views = mine = self.views.by_column()
         out = self._overlap(views.bags)

@@ -13,7 +13,6 @@ import logging
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Self, TypeAlias
@@ -30,6 +29,8 @@ from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import LANDMARKS
 from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
+from langchain_rcr.families.structure.checks import check
+from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Descriptions
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Landmarks, Views
 from langchain_rcr.families.structure.shown import FULL_LENGTH, LEAST
@@ -52,16 +53,6 @@ NEIGHBOURS = 0.01
 """The share of training questions, the nearest, that are held out with one where `relevance` is calibrated. With none
 but those with its program, 5 % of thresholds refused 37 % of the test questions of COVR's split 110, whose structures
 are combined anew; with 0.01, 1 % there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
-_ALL = 0.999
-"""The share of programs beyond which all have a structure, such as their root."""
-TOLD, TOLD_ALONE = 0.04, 0.1
-"""Likelihood that a structure gains by one standard deviation of a question's likeness to its description, and one
-that no other example has (docs/agents.md)."""
-RARITY_OF_DESCRIBED = 0.5
-"""Times that rarity counts, as an exponent, where structures are described: a request's tools are all needed alike.
-With 1, 0.5 and 0 five tools were all that was needed for 26.3, 27.6 and 27.7 % of ToolLens's requests, on four folds
-without sets of tools, and for 93.0, 92.8 and 92.0 % on one whose sets recur (1,500 or 4,000 pairs, 400 requests each).
-"""
 STALE = 0.1
 """The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
 _GROWING = RLock()
@@ -107,14 +98,6 @@ class Needs:
         return Needs(*first, *(None if array is None else array[rows] for array in others))
 
 
-def _within(numbers: NDArray[Any], least: int, end: int) -> bool:
-    return not numbers.size or bool(least <= numbers.min() and numbers.max() < end)
-
-
-def _rises(numbers: NDArray[Any]) -> bool:
-    return bool((np.diff(numbers) >= 0).all())
-
-
 class NumpyNeedEncoder(BaseEncoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
 
@@ -157,7 +140,6 @@ class NumpyNeedEncoder(BaseEncoder):
     rarity: Any
     _grown: _Grown | None
     _calibrated: NDArray[np.float32] | None
-    _usual: tuple[NDArray[np.float32], NDArray[np.float32]] | None
 
     def __init__(
         self,
@@ -174,9 +156,9 @@ class NumpyNeedEncoder(BaseEncoder):
         described: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__()
-        self._describe(described)
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
         self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
+        self.descriptions = Descriptions(described)
         columns, self.homes = len(inventory), HOMES if homes else 0
         self.dim = columns + SPARE + self.homes + WORDS
         width = 0 if backbone is None else backbone.dim
@@ -218,55 +200,14 @@ class NumpyNeedEncoder(BaseEncoder):
             raise CheckpointError(
                 f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
             )
-        encoder._check(folder / "model.safetensors")
+        check(encoder, folder / "model.safetensors")
         encoder._with_additions()  # takes seconds with thousands of landmarks, which the first question shouldn't
         return encoder
-
-    def _check(self, file: Path) -> None:
-        """Refuse fitted tensors of shapes that don't belong together, or that point beyond each other.
-
-        Raises:
-            CheckpointError: naming one.
-        """
-        bags, count = self.token_bags, self.landmarks.views.bags.starts.size - 1
-        questions = {"landmarks": count, "added": len(self.additions.items) if self.additions else 0}
-        anchors, rank = len(bags.mass), bags.root.shape[-1]
-        phrases = int(self.phrases.max()) + 1 if len(self.phrases) else 0
-        width = 0 if self.backbone is None else self.backbone.dim
-        shapes = {
-            "dual": (count, len(self.inventory)),
-            "learnt": (max(count, len(self.learnt)), 2),
-            "speaks": (phrases + 1, len(self.inventory.small)),
-            "token_bags.anchors": (anchors, width) if anchors else (0, 0),
-            "token_bags.centre": (width,) if anchors else (0, 0),
-            "token_bags.mass": (anchors,) if anchors else (0, 0),
-            "token_bags.root": (anchors, rank) if anchors else (0, 0),
-        }
-        for name, number in questions.items():
-            near = getattr(self, name).views.bags
-            shapes |= {f"{name}.{part}": (near.columns.size,) for part in ("columns", "values")}
-            shapes[f"{name}.starts"] = (number + 1,)
-            shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
-        tensors = self.tensors()
-        wrong = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-        for name in () if wrong else questions:
-            near = getattr(self, name).views.bags
-            inside = _within(near.columns, 0, len(self.vocabulary)) and _rises(near.starts)
-            if not (inside and near.starts[0] == 0 and near.starts[-1] == near.columns.size):
-                wrong = [name]
-        if not wrong and not _within(self.phrases, -1, len(self.phrases)):
-            wrong = ["phrases"]
-        if not all(0 <= row < count and 0 <= column < len(self.inventory) for row, column in self.described):
-            wrong = ["described"]
-        if wrong:
-            raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
 
     def learn(self, items: Sequence[Item], others: Sequence[Item] = ()) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted.
 
-        Args:
-            items: the landmarks.
-            others: training questions that are none, so that later `unseen` knows them.
+        `others` are training questions that are none, so that later `unseen` knows them.
         """
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
@@ -275,47 +216,25 @@ class NumpyNeedEncoder(BaseEncoder):
         self.learnt = self._names([*items, *others])
         dual = np.zeros((len(items), len(self.inventory)), dtype=np.float32)
         self.put({"dual": dual, "rarity": rarity([item.source for item in items])})
-        self._describe(())
+        self.descriptions = Descriptions()
         rest = self._unknown(self.additions.items) if self.additions else []
         self.additions, self._grown, self._calibrated = Additions(rest) if rest else None, None, None
         self.added = Landmarks(self.views(rest))
 
-    def _describe(self, pairs: Sequence[Sequence[int]]) -> None:
-        self.described, self._usual = [[int(row), int(column)] for row, column in pairs], None
-
     def settings(self) -> dict[str, Any]:
         """See `BaseEncoder.settings`."""
-        return super().settings() | ({"described": self.described} if self.described else {})
+        return super().settings() | ({"described": pairs} if (pairs := self.descriptions.pairs) else {})
 
     def describe(self, items: Sequence[Item]) -> None:
         """See `BaseEncoder.describe`.
 
         The likeness of questions to descriptions adds to what the landmarks predict, and rarity counts less.
         """
-        if items and not self.described:
-            self.put({"worth": RARITY_OF_DESCRIBED * self.tensors()["worth"]})
-        usual = self.tensors()["mean"] > _ALL
-        read, rows = self.inventory.rows([item.target for item in items]), self.landmark_of(items).tolist()
-        parts = [read.columns[start:end] for start, end in pairwise(read.starts.tolist())]
-        columns = [of[~usual[of]].tolist() for of in parts]
-        self._describe([[row, of[0]] for row, of in zip(rows, columns, strict=True) if row >= 0 and len(of) == 1])
-
-    def _told(self, vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-        """(N, columns) what descriptions add to the likelihoods of columns, by the frozen vectors (N, d) of questions.
-
-        Likeness counts by its distribution over the landmarks: some descriptions are like every question.
-        """
-        out = np.zeros((len(vectors), len(self.inventory)), dtype=np.float32)
-        if self.described and vectors.shape[1]:
-            every, (rows, columns) = self.landmarks.views.vectors, np.array(self.described).T
-            if self._usual is None:
-                others = np.delete(every, rows, axis=0) @ every[rows].T
-                alone = self.tensors()["mean"][columns] * len(every) < 1.5
-                weight = np.where(alone, TOLD_ALONE, TOLD) / np.maximum(others.std(axis=0), LEAST)
-                self._usual = others.mean(axis=0), weight.astype(np.float32)
-            mean, weight = self._usual
-            out[:, columns] = (vectors @ every[rows].T - mean) * weight
-        return out
+        kept = self.tensors()
+        if items and not self.descriptions.pairs:
+            self.put({"worth": RARITY_OF_DESCRIBED * kept["worth"]})
+        programs = self.inventory.rows([item.target for item in items])
+        self.descriptions = Descriptions.of(self.landmark_of(items).tolist(), programs, kept["mean"])
 
     def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
@@ -355,14 +274,16 @@ class NumpyNeedEncoder(BaseEncoder):
         grown = self._with_additions()
         if grown is None:
             likeness, raw = self.landmarks.likeness(views), None
-            if self.described:
+            if self.descriptions.pairs:
                 kept = self.tensors()
-                raw = likeness @ kept["dual"] + kept["mean"] + self._told(views.vectors)
+                raw = likeness @ kept["dual"] + kept["mean"]
+                raw += self.descriptions.told(views.vectors, self.landmarks.views.vectors, kept["mean"])
             return Needs(likeness, local, raw=raw, words=words, vectors=views.vectors, homes=homes)
         joined, labels, _ = grown
         likeness = joined.likeness(views)
         predicted = likeness @ joined.dual + joined.mean
-        raw, spare = predicted[:, :-SPARE] + self._told(views.vectors), predicted[:, -SPARE:]
+        told = self.descriptions.told(views.vectors, self.landmarks.views.vectors, joined.mean[:-SPARE])
+        raw, spare = predicted[:, :-SPARE] + told, predicted[:, -SPARE:]
         new = None if labels is None else labels.likelihoods(questions, spare)
         near = likeness[:, : len(self.dual)]
         return Needs(near, local, raw=raw, new=new, words=words, vectors=views.vectors, homes=homes)

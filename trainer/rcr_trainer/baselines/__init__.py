@@ -24,7 +24,6 @@ BASELINES = {
     "mmr": "rcr_trainer.baselines.dense:MMRSelector",
     "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
-    "set_bsr_distinct": "rcr_trainer.baselines.set_bsr:SetBSRDistinctSelector",
     "knn_structures": "rcr_trainer.baselines.knn_structures:KNNStructuresSelector",
     "dail_sql": "rcr_trainer.baselines.dail_sql:DAILSQLSelector",
     "epr": "rcr_trainer.paper.epr:EPRSelector",

@@ -229,15 +229,9 @@ def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:
 
 
 def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """The k best positions of each row, best first, ties to the lowest.
+    """The k best positions of each row, (B, k), best first, ties to the lowest.
 
-    Args:
-        scores: (B, N); overwritten with −inf where a position is excluded.
-        k: positions a row.
-        excluded: for each row, the positions that come last.
-
-    Returns:
-        (B, k) int64.
+    Those excluded come last: the scores (B, N) are overwritten with −inf there.
     """
     scores[places(excluded, scores.shape[1])] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from langchain_rcr.families.model_files import unit
 from langchain_rcr.index.ranking import places
 from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_k
 
@@ -24,7 +25,7 @@ class EmbeddingSelector(Baseline):
     def _embed(self, texts: Sequence[str]) -> np.ndarray:
         """(n, D) unit vectors in float32."""
         embed: Any = self.resources.embed
-        return unit_vectors(embed(list(texts)))
+        return unit(np.asarray(embed(list(texts)), dtype=np.float32))
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return self._rank(self._similarity(self._embed(queries)), k, excluded)
@@ -76,13 +77,6 @@ class ContrieverSelector(BERTSelector):
 
     name: ClassVar[str] = "contriever"
     base: ClassVar[str] = "facebook/contriever"
-
-
-def unit_vectors(vectors: np.ndarray) -> np.ndarray:
-    """(n, D) float32 rows of length 1; a zero row stays zero."""
-    vectors = np.asarray(vectors, dtype=np.float32)
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.where(lengths > 0, lengths, 1)
 
 
 class MMRSelector(EmbeddingSelector):

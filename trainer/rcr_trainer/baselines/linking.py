@@ -33,12 +33,7 @@ _SQL = re.compile(
 
 
 def mask_question(question: str, names: Set[str]) -> str:
-    """A question without what is its database's: runs of words of `names` become a mask, values become unknown.
-
-    Args:
-        question: in words.
-        names: words of tables and columns, as `schema_words` gives them.
-    """
+    """A question without what is its database's: runs of words of `names` become a mask, values become unknown."""
     masked: list[str] = []
     for token in _TOKEN.findall(question):
         if token[0].isdigit() or (token[0] in "\"'" and len(token) > 2):
@@ -80,11 +75,6 @@ def linker(
     """A function from a question to the words of its database's names.
 
     They are those of its schema, if it is known, else those that any program of the pool names.
-
-    Args:
-        examples: the pool, with a field `schema` where it is known.
-        schemas: those of other questions.
-        spec: how programs are read.
     """
     known = {str(each["source"]): str(each["schema"]) for each in examples if each.get("schema")} | dict(schemas)
     own = cache(schema_words)

@@ -11,15 +11,15 @@ BSR (section 6.4).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
+from langchain_rcr.families.model_files import unit
 from rcr_trainer.baselines.base import Baseline, distinct
-from rcr_trainer.baselines.dense import unit_vectors
-from rcr_trainer.data.coverage import greedy_set_cover, program_groups, row_blocks
+from rcr_trainer.data.coverage import greedy_set_cover, row_blocks
 
 if TYPE_CHECKING:
     from langchain_rcr.families.pooled import PooledTransformer
@@ -36,7 +36,6 @@ class SetBSRSelector(Baseline):
 
     name: ClassVar[str] = "set_bsr"
     needs: ClassVar[tuple[str, ...]] = ("embed_tokens",)
-    _groups: np.ndarray | None = None
 
     def _fit(self) -> None:
         texts, self._row_of = distinct(self._questions)
@@ -47,7 +46,7 @@ class SetBSRSelector(Baseline):
         """How many tokens each text has (n,), and the unit vectors of all (P, D), text after text."""
         embed_tokens: Any = self.resources.embed_tokens
         found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
-        return np.array([len(vectors) for vectors in found], dtype=np.int64), unit_vectors(np.concatenate(found))
+        return np.array([len(vectors) for vectors in found], dtype=np.int64), unit(np.concatenate(found))
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)
@@ -57,7 +56,7 @@ class SetBSRSelector(Baseline):
             tokens = slice(starts[block.start], starts[block.stop])
             owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
             similarity = self._similarity(vectors[tokens])
-            picked[block] = greedy_set_cover(similarity, owner, self._row_of, excluded[block], k, self._groups)
+            picked[block] = greedy_set_cover(similarity, owner, self._row_of, excluded[block], k)
         return picked
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
@@ -81,17 +80,6 @@ class SetBSRSelector(Baseline):
             start = stop
 
 
-class SetBSRDistinctSelector(SetBSRSelector):
-    """Set-BSR that picks no program twice (`ProgramSpec.key`) before every program of the pool has been picked."""
-
-    name: ClassVar[str] = "set_bsr_distinct"
-    needs: ClassVar[tuple[str, ...]] = ("embed_tokens", "spec")
-
-    def _fit(self) -> None:
-        super()._fit()
-        self._groups = program_groups(self.resources.spec, self._programs())
-
-
 class TransformerTokens:
     """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
 
@@ -101,15 +89,13 @@ class TransformerTokens:
     Args:
         base: hub name, local folder or `package:NAME`.
         max_length: tokens read of a text.
-        remember: texts whose vectors are kept, since more than one selector embeds them.
 
     Raises:
         InputError: at the first call: the model can't be loaded.
     """
 
-    def __init__(self, base: str, *, max_length: int = 256, remember: Collection[str] = ()) -> None:
+    def __init__(self, base: str, *, max_length: int = 256) -> None:
         self.base, self.max_length = base, max_length
-        self._remember, self._known = frozenset(remember), dict[str, np.ndarray]()
 
     @cached_property
     def _text(self) -> PooledTransformer:
@@ -119,10 +105,8 @@ class TransformerTokens:
 
     def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
         """(tokens, D) float32 for each text."""
-        new = [text for text in dict.fromkeys(texts) if text not in self._known]
-        found = self._known | dict(zip(new, self._text.read(new)[1] if new else [], strict=True))
-        self._known = {text: found[text] for text in found.keys() & self._remember}
-        return [found[text] for text in texts]
+        found: list[np.ndarray] = self._text.read(texts)[1]
+        return found
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:

@@ -71,11 +71,6 @@ class FileCheck:
 def guess_keys(path: str | Path, source: str | None = None, target: str | None = None) -> Keys:
     """The fields that hold question and program: by their names, or as the only two that hold text.
 
-    Args:
-        path: the file.
-        source: the question's field, if it is known.
-        target: the program's field, if it is known.
-
     Raises:
         DataError: the file can't be read, it isn't clear which fields are meant, or both are the same.
     """
@@ -128,11 +123,7 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True) -> list[FileCheck]:
     """Look at files, and compare each with the first.
 
-    Args:
-        paths: the pool and training questions, then held-out questions.
-        keys: their fields.
-        spec: how programs are read.
-        collect: go on after a row that can't be read.
+    `collect` goes on after a row that can't be read.
 
     Raises:
         DataError: a file can't be read, or, without `collect`, a row.

@@ -27,10 +27,6 @@ _GRID = 2.0**-16  # degrees of coverage are rounded to it, so that ties stay tie
 class PoolStructures:
     """Which structures a pool's programs have, and later ones by the same columns.
 
-    Args:
-        spec: how programs are read.
-        programs: the pool's N programs; one that doesn't parse gets an empty row.
-
     Attributes:
         names: the S structures, sorted.
         matrix: binary float32 (N, S).
@@ -143,9 +139,8 @@ def greedy_set_cover(
     row_of: np.ndarray,
     excluded: Sequence[np.ndarray],
     k: int,
-    groups: np.ndarray | None = None,
 ) -> np.ndarray:
-    """Pick k candidates per query, each the one that adds most to the cover; ties go to the lowest position.
+    """Pick k candidates per query (b, k), each the one that adds most to the cover; ties go to the lowest position.
 
     Once nothing adds anything, a new cover is begun with the candidates that are left. A smaller k gives the first k of
     the same picks.
@@ -156,10 +151,6 @@ def greedy_set_cover(
         row_of: (N,); the text of each candidate.
         excluded: for each of b queries the positions that it may not pick; at least k are left.
         k: picks per query.
-        groups: (N,); every group gets its first pick before any gets its second. None: no groups.
-
-    Returns:
-        Positions (b, k) int64, in pick order.
     """
     coverage = np.multiply(coverage, 1 / _GRID, dtype=coverage.dtype)
     np.rint(coverage, out=coverage)
@@ -173,23 +164,16 @@ def greedy_set_cover(
     positions = np.empty((len(excluded), k), dtype=np.int64)
     covered = np.empty(len(owner), dtype=coverage.dtype)
     goes_on = np.zeros(len(excluded), dtype=bool)
-    seen = np.zeros(alone.shape, dtype=bool)  # candidates of groups that have their pick
     for t in range(k):
-        open_ = alone
-        if groups is not None:
-            seen[(seen | np.isneginf(alone)).all(axis=1)] = False
-            open_ = np.where(seen, -np.inf, alone)
-        best = open_.argmax(axis=1)
+        best = alone.argmax(axis=1)
         if t:
             gain = (total @ np.maximum(coverage - covered[:, None], 0))[:, row_of]
-            gain[np.isneginf(open_)] = -np.inf
+            gain[np.isneginf(alone)] = -np.inf
             most = gain.argmax(axis=1)
             goes_on = gain[queries, most] > 0
             best = np.where(goes_on, most, best)
         positions[:, t] = best
         alone[queries, best] = -np.inf
-        if groups is not None:
-            seen |= groups == groups[best][:, None]
         by_pick = coverage[aspects, row_of[best][owner]]
         covered = np.where(goes_on[owner], np.maximum(covered, by_pick), by_pick)
     return positions

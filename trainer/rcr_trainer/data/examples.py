@@ -75,10 +75,6 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
 def write_split(directory: str | Path, split: Split) -> None:
     """Write a split's folder, atomically: train.jsonl, test.jsonl, dev.jsonl unless empty, split.json, digests.
 
-    Args:
-        directory: the folder; an earlier split in it is replaced.
-        split: what to write.
-
     Raises:
         DataError: the folder holds other files.
         InputError: it can't be written.
@@ -132,11 +128,7 @@ def read_json_file(path: Path) -> Any:
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
     """The value in a JSON file of a type that pydantic knows.
 
-    Args:
-        kind: the type.
-        path: the file.
-        form: what an error calls it.
-        entry: what an error calls an entry of the outermost list.
+    An error calls the type `form`, and an entry of the outermost list `entry`.
 
     Raises:
         DataError: it can't be read, or is of another form; names the first fault and its place.

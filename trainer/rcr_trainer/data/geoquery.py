@@ -47,14 +47,6 @@ SHORT = {"template": "template_1", "tmcd": "tmcd_1"}
 def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, sha256: str | None = None) -> Path:
     """Download the GeoQuery corpus (1.2 MB), or the ids of a published split, unless it is there already.
 
-    Args:
-        destination: the file to write.
-        url: where from.
-        sha256: of the content; None: the corpus'.
-
-    Returns:
-        The destination.
-
     Raises:
         DataError: no connection, or other content; the destination is as before.
         InputError: the destination can't be written.

@@ -31,11 +31,7 @@ def own_positions(
 ) -> list[NDArray[np.int64]]:
     """For each query the pool positions of itself (by id, or question and program) and of other groups.
 
-    Args:
-        queries: with gold programs.
-        pool: the candidates.
-        spec: decides what the same program is.
-        same_program: add candidates with the query's own program.
+    With `same_program`, of candidates with its own program, too.
     """
 
     def identities(example: Example) -> list[object]:
@@ -126,15 +122,10 @@ def share_held_out(
 ) -> float:
     """The share of training questions to hold out with their programs, to make them as new as questions to come.
 
+    `given` is `exclude_own_program`: true for all, false for none, None to estimate it.
+
     A question is new if no example of the pool has its program. As many are expected to be as of the development
     questions, or, where those were taken from training, as of the training questions, each without itself.
-
-    Args:
-        given: `exclude_own_program`: true for all, false for none, None to estimate it.
-        queries: the training questions.
-        dev: the development questions.
-        pool: the candidates.
-        spec: decides what the same program is.
     """
     if given is not None:
         return float(given)

@@ -98,9 +98,8 @@ def _on_data(report: EvaluationReport) -> list[str]:
         return []
     ceiling = _shown(oracle.coverage)
     low = ceiling < LOW_CEILING
-    only = "only " if low else ""
-    what = "what the pool has of the gold programs" if report.gold == "pool" else "the gold programs"
-    said = f"With {k} picks the data allows covering {only}{ceiling:.1f} % of {what} (the oracle, which sees them)"
+    covering = f"covering {'only ' if low else ''}{ceiling:.1f} % of the gold programs"
+    said = f"With {k} picks the data allows {covering} (the oracle, which sees them)"
     if not low:
         return [f"{said}."]
     return [f"{said}: the rest is out of any selector's reach and takes more examples, or more picks."]

@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from scipy import sparse
 
+from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import checked_exclude
@@ -22,8 +23,8 @@ from rcr_trainer.data import Example, shared
 from rcr_trainer.data.coverage import PoolStructures, recall
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.exact_match import Answerer
-from rcr_trainer.evaluation.metrics import paired_intervals, within_pool
-from rcr_trainer.evaluation.report import EvaluationReport, Gold, Kind, Metric, Picked, Picks, Question, SelectorScores
+from rcr_trainer.evaluation.metrics import paired_intervals
+from rcr_trainer.evaluation.report import EvaluationReport, Kind, Metric, Picked, Picks, Question, SelectorScores
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
@@ -42,7 +43,6 @@ def evaluate(
     *,
     k: int = 4,
     exclude: Exclude = None,
-    gold: Gold = "all",
     answerer: Answerer | None = None,
     keep: Callable[[EvaluationReport, Picks], None] = lambda report, picks: None,
     **about: Any,
@@ -58,8 +58,6 @@ def evaluate(
         spec: how programs are read.
         k: picks a query.
         exclude: for each query, the positions it may not pick.
-        gold: with "pool" only the structures that some candidate has count, excluded ones included; queries that have
-            none are left out and counted.
         answerer: a language model that is asked with each selector's k picks, once everything else is measured.
         keep: given the report and the k picks before the model is asked, so that nothing is lost with it, and again
             once it has answered.
@@ -71,9 +69,7 @@ def evaluate(
         LLMError: the language model can't be asked. A spent budget and prompts that are too long only leave selectors
             without answers.
     """
-    from langchain_rcr.policy.triencoder import library_versions
-
-    task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k), gold)
+    task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k))
     named = track(list(selectors.items()), "comparing selectors")
     measured = {name: task.measure(name, selector, k) for name, selector in named}
     task.time_all(selectors, k, {name: each.scores for name, each in measured.items()})
@@ -87,9 +83,7 @@ def evaluate(
         programs=len(set(task.programs)),
         selectors={name: each.scores for name, each in measured.items()},
         pool_size=len(pool),
-        skipped_queries=len(queries) - task.parsed,
-        gold=gold,
-        none_in_pool=task.parsed - len(task.queries),
+        skipped_queries=len(queries) - len(task.queries),
         versions=library_versions(),
         **about,
     )
@@ -118,15 +112,7 @@ class _Measured:
 
 
 class _Task:
-    """The B queries that count, and what picks from the pool of N are scored with; S structures.
-
-    Args:
-        pool: the candidates.
-        queries: with their gold programs; those that don't count are left out.
-        spec: how programs are read.
-        excluded: for each query, the positions that it may not pick.
-        gold: which structures count.
-    """
+    """The B queries that count, and what picks from the pool of N are scored with; S structures."""
 
     def __init__(
         self,
@@ -134,18 +120,13 @@ class _Task:
         queries: Sequence[Example],
         spec: ProgramSpec,
         excluded: list[np.ndarray],
-        gold: Gold,
     ) -> None:
         structures = PoolStructures(spec, [example.target for example in [*pool, *queries]])
         self.names = structures.names
         self.pool, needed = structures.matrix[: len(pool)], structures.matrix[len(pool) :]
-        self.parsed = int(np.count_nonzero(np.diff(needed.indptr)))
-        if gold == "pool":
-            needed = within_pool(needed, self.pool)
         kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
         if not kept:
-            why = " and shares a structure with the pool" if self.parsed else ""
-            raise InputError(f"none of the {len(queries)} queries has a gold program that parses{why}")
+            raise InputError(f"none of the {len(queries)} queries has a gold program that parses")
         self.examples, self.queries = pool, [queries[i] for i in kept]
         self.programs = [spec.key(query.target) for query in self.queries]
         self.excluded = [excluded[i] for i in kept]

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
-from scipy import sparse
 
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.evaluation.report import OURS, Interval
@@ -20,26 +19,16 @@ FEW_PROGRAMS = 30
 DRAWS = 2000
 
 
-def within_pool(gold: sparse.csr_array, pool: sparse.csr_array) -> sparse.csr_array:
-    """The gold programs without the structures that no row of the pool has; rows may become empty."""
-    kept = sparse.csr_array(gold.multiply(np.bincount(pool.indices, minlength=pool.shape[1]) > 0))
-    kept.eliminate_zeros()
-    return kept
-
-
 def cluster_bootstrap(
     values: np.ndarray, clusters: Sequence[Hashable], draws: int = DRAWS, seed: int = 0
 ) -> np.ndarray:
-    """Means over questions when their clusters are drawn anew: as many as there are, with replacement.
+    """Means (draws, M) over questions when their clusters are drawn anew: as many as there are, with replacement.
 
     Args:
         values: (B, M) of B questions in M comparisons, all of which see the same draws.
         clusters: of each question; it is drawn with all its questions.
         draws: how often.
         seed: of the draws.
-
-    Returns:
-        (draws, M).
     """
     numbers: dict[Hashable, int] = {}
     members = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
@@ -65,10 +54,7 @@ def paired_intervals(
 ) -> dict[str, Interval]:
     """The 95 % interval of ours less each other selector, in points.
 
-    Args:
-        rates: by selector (B,) rates from 0 to 1, of the same questions.
-        programs: of each question, the gold program's key.
-        ours: the selector that the others are compared with.
+    Of (B,) rates from 0 to 1 by selector; questions with one gold program (`programs`) are drawn together.
 
     Returns:
         By selector, ours excepted; empty without ours, or with fewer than FEW_PROGRAMS different programs.

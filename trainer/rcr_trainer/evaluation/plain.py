@@ -15,8 +15,7 @@ from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Exclude, Resources, TradeOff
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import recall, structure_matrices
-from rcr_trainer.evaluation.metrics import within_pool
-from rcr_trainer.evaluation.report import Choice, Gold
+from rcr_trainer.evaluation.report import Choice
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 
 _POOL_QUERIES = 200
@@ -40,7 +39,6 @@ def plain_selectors(
     dev: Sequence[Example] = (),
     k: int = 4,
     exclude_dev: Exclude = None,
-    gold: Gold = "all",
     names: Collection[str] | None = None,
 ) -> PlainSelectors:
     """Build the baselines for one pool.
@@ -55,7 +53,6 @@ def plain_selectors(
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
         exclude_dev: for each dev query, the positions it may not pick.
-        gold: which structures of the dev queries' programs count.
         names: those to build; None: all. Nothing is spent on the others.
     """
     examples = [{"source": example.source, "target": example.target, **example.fields} for example in pool]
@@ -76,7 +73,7 @@ def plain_selectors(
             continue
         plain.selectors[name] = selector
         if baseline.trade_off is not None:
-            plain.trade_offs[name] = choose(selector, pool, dev, resources.spec, k, exclude=exclude_dev, gold=gold)
+            plain.trade_offs[name] = choose(selector, pool, dev, resources.spec, k, exclude=exclude_dev)
     return plain
 
 
@@ -88,7 +85,6 @@ def choose(
     k: int,
     *,
     exclude: Exclude = None,
-    gold: Gold = "all",
 ) -> Choice:
     """Give a selector the value of its trade-off with the highest coverage on dev; the first of equals.
 
@@ -97,8 +93,6 @@ def choose(
     """
     parameter, grid = cast("TradeOff", selector.trade_off)
     pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
-    if gold == "pool":
-        needed = within_pool(needed, pool_structures)
     queries, chosen_on = dev, "dev"
     kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
     if not kept:

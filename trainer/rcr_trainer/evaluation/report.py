@@ -24,8 +24,6 @@ FORMAT_VERSION = 3
 OURS = "rcr"
 WITHOUT_RL = "rcr_without_rl"
 
-Gold: TypeAlias = Literal["all", "pool"]
-"""Which structures of a gold program count: all, or those that some candidate has."""
 Metric: TypeAlias = Literal["coverage", "full_coverage", "exact_match", "execution"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
@@ -147,8 +145,6 @@ class EvaluationReport:
         pool_size: candidates.
         part: which of the split's queries, "test" or "dev".
         skipped_queries: left out because their gold program doesn't parse.
-        gold: which structures of the gold programs count.
-        none_in_pool: queries left out because the pool has none of their structures, where only those count.
         left_out: selectors that were not run, with the reason.
         unpaid: some were not because the language model's budget was spent.
         trade_offs: how selectors' trade-offs were chosen.
@@ -169,8 +165,6 @@ class EvaluationReport:
     pool_size: int
     part: str = "test"
     skipped_queries: int = 0
-    gold: Gold = "all"
-    none_in_pool: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
     unpaid: bool = False
     trade_offs: dict[str, Choice] = field(default_factory=dict)
@@ -205,11 +199,7 @@ class EvaluationReport:
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
     def write(self, directory: str | Path) -> Path:
-        """Write evaluation.json into the directory, whole or not at all; returns its path.
-
-        Raises:
-            InputError: it can't be written.
-        """
+        """Write evaluation.json into the directory, whole or not at all; returns its path."""
         path = Path(directory) / REPORT
         write_text(path, self.to_json())
         return path
@@ -266,7 +256,7 @@ class Question:
         question: its text.
         gold: its gold program.
         program: the same up to anonymised values, in a canonical form; intervals draw the questions of one together.
-        structures: the gold program's structures that count, sorted.
+        structures: the gold program's, sorted.
         selectors: what each selector picked, by name.
         fields: the question's further fields; not in the file.
     """
@@ -285,11 +275,7 @@ Picks: TypeAlias = Sequence[Question]
 
 
 def write_picks(directory: str | Path, picks: Picks) -> Path:
-    """Write picks.jsonl into the directory, whole or not at all.
-
-    Raises:
-        InputError: it can't be written.
-    """
+    """Write picks.jsonl into the directory, whole or not at all."""
     numbers: dict[Example, int] = {}
     lines = []
     for question in picks:

@@ -26,7 +26,6 @@ from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model
 
 if TYPE_CHECKING:
-    from rcr_trainer.data import Example
     from rcr_trainer.llm.model import LanguageModel
 
 logger = logging.getLogger(__name__)
@@ -35,11 +34,7 @@ logger = logging.getLogger(__name__)
 def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:
     """What the baselines of a run's comparison may need.
 
-    Args:
-        run: the run.
-        task: its pool and queries.
-        model: its policy, whose frozen encoder the baselines share where they use the same model.
-        llm: the language model, if there is one to be asked.
+    They share the policy's frozen encoder where they use the same model.
     """
     config = run.config
     queries = [*task.dev, *task.test]
@@ -47,7 +42,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         task.spec,
         config.seed,
         _embedder(run, model, task),
-        _token_embedder(config, task.pool),
+        _token_embedder(config),
         score=llm,
         policy=_text_encoders(config, task.spec),
         learning=config.baselines,
@@ -79,9 +74,6 @@ def try_scoring(config: Settings, task: Task) -> None:
     """Where selectors learn from a server's scores, have it score one text before training pays for answers.
 
     Logs who will be left out if it can't.
-
-    Raises:
-        LLMError: the language model can't be asked.
     """
     names = learners(config)
     if not names or config.llm.kind == "local":
@@ -181,9 +173,9 @@ def _opener(config: Settings) -> Callable[[str, str], Embed]:
     return opened
 
 
-def _token_embedder(config: Settings, pool: Sequence[Example] = ()) -> TransformerTokens | None:
-    """The same model's embeddings of tokens, loaded at the first call, the pool's kept; None where it gives none."""
+def _token_embedder(config: Settings) -> TransformerTokens | None:
+    """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
     name = _embeddings(config)
     if name is None or name.startswith("langchain:"):
         return None
-    return TransformerTokens(name, max_length=config.model.max_length, remember=[example.source for example in pool])
+    return TransformerTokens(name, max_length=config.model.max_length)

@@ -16,7 +16,6 @@ from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD
 from langchain_rcr.policy.selection import greedy
 from rcr_trainer.data import read_split
-from rcr_trainer.data.coverage import program_groups
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
@@ -34,7 +33,6 @@ from rcr_trainer.trust import check_foreign
 
 if TYPE_CHECKING:
     from langchain_rcr.policy.triencoder import TriEncoder
-    from langchain_rcr.programs import ProgramSpec
     from rcr_trainer.data import Example
     from rcr_trainer.llm.model import LanguageModel
 
@@ -46,9 +44,6 @@ def evaluation_stage(run: Run) -> EvaluationReport:
 
     Writes picks.jsonl, evaluation.json and report.md. A first comparison writes them before a language model is asked,
     without answers; those of an earlier one stay until it has answered.
-
-    Args:
-        run: a run with a checkpoint.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -85,8 +80,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             resources_of(run, task, policies[OURS], llm),
             dev=task.dev,
             k=k,
-            exclude_dev=_barred(config, task, "dev", held_out),
-            gold=evaluation.gold,
+            exclude_dev=_barred(task, "dev", held_out),
             names=evaluation.selectors,
         )
         return evaluate(
@@ -98,8 +92,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             split=split.name.removeprefix(f"{split.meta.get('task')}-"),
             part=evaluation.split,
             seed=config.seed,
-            exclude=_barred(config, task, evaluation.split, held_out),
-            gold=evaluation.gold,
+            exclude=_barred(task, evaluation.split, held_out),
             left_out=plain.left_out,
             unpaid=plain.unpaid,
             trade_offs=plain.trade_offs,
@@ -121,8 +114,6 @@ def _ours(
         name: policy_picks(
             policy,
             task.pool,
-            task.spec,
-            mask_duplicates=config.evaluation.mask_duplicates,
             fitted=task.dev if config.evaluation.split == "dev" else (),
             held_out=held_out,
             homes={query.source: query.home for query in queries},
@@ -146,9 +137,7 @@ def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, pi
 def policy_picks(
     model: TriEncoder,
     pool: Sequence[Example],
-    spec: ProgramSpec,
     *,
-    mask_duplicates: bool,
     fitted: Sequence[Example] = (),
     held_out: HeldOut | None = None,
     homes: Mapping[str, str] | None = None,
@@ -158,8 +147,6 @@ def policy_picks(
     Args:
         model: the policy.
         pool: the candidates.
-        spec: how programs are read.
-        mask_duplicates: whether it picks no program twice.
         fitted: queries that E_x may have been fitted to; it picks for them as if it had not.
         held_out: how they are held out.
         homes: what each query is of (`Item.home`), by its question.
@@ -169,13 +156,12 @@ def policy_picks(
         vectors = model.query.vectors(held_out.features(model, fitted))
         known = dict(zip((query.source for query in fitted), vectors, strict=True))
     index = MatrixTable(model.encode_pool([example.item for example in pool]))
-    groups = program_groups(spec, [example.target for example in pool]) if mask_duplicates else None
 
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
         vectors = model.encode_queries(queries, homes=[(homes or {}).get(query, "") for query in queries])
         for row, query in enumerate(queries):
             vectors[row] = known.get(query, vectors[row])
-        return greedy(vectors, index, model.state(), k, exclude=exclude, groups=groups).positions
+        return greedy(vectors, index, model.state(), k, exclude=exclude).positions
 
     return pick
 
@@ -230,12 +216,12 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: M
     )
 
 
-def _barred(config: Settings, task: Task, split: str, held_out: HeldOut) -> list[Any]:
-    """For each query of a split the pool positions that no selector may pick: itself, as an option its own program.
+def _barred(task: Task, split: str, held_out: HeldOut) -> list[Any]:
+    """For each query of a split the pool positions that no selector may pick: itself.
 
     Development queries that were taken out of training are barred from the programs of their folds, too.
     """
     queries = task.held_out(split)
     if split == "dev" and taken_from(queries, task.pool):
         return [*held_out.barred(queries)]
-    return [*own_positions(queries, task.pool, task.spec, same_program=config.evaluation.exclude_own_program)]
+    return [*own_positions(queries, task.pool, task.spec)]

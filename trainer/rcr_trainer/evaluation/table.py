@@ -44,13 +44,7 @@ def table(report: EvaluationReport) -> list[str]:
 
 
 def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
-    """The text of report.md: the table, the verdict, intervals, and what came of two selectors' picks, by question.
-
-    Args:
-        name: of the run.
-        report: the comparison.
-        picks: of the same selectors.
-    """
+    """The text of report.md: the table, the verdict, intervals, and what came of two selectors' picks, by question."""
     lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
     if gaps := _intervals(report):
         lines += ["## Ours less each other, points (95 % interval)", "", *gaps, ""]
@@ -107,14 +101,10 @@ def notes(report: EvaluationReport) -> list[str]:
     for name, choice in report.trade_offs.items():
         how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
         lines.append(f"{name}: {choice.parameter} = {choice.value:g} ({how}).")
-    if report.gold == "pool":
-        lines.append("Of the gold programs only what the pool has counts.")
     if report.repeated:
         lines.append(f"{report.repeated} queries are in the pool, too, with question and program.")
     if report.skipped_queries:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
-    if report.none_in_pool:
-        lines.append(f"{report.none_in_pool} queries left out: the pool has nothing of their gold program.")
     return [*lines, *(f"{name} left out: {reason.rstrip('.')}." for name, reason in report.left_out.items())]
 
 

@@ -219,10 +219,6 @@ def check_cache(path: str | os.PathLike[str]) -> None:
 class Budget:
     """What may be spent: the worst case of a call is reserved before it is made.
 
-    Args:
-        settings: limits and prices.
-        spent: by the account so far.
-
     Attributes:
         reserved: the worst case of the calls that are running.
     """

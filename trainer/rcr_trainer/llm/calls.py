@@ -37,9 +37,6 @@ class Slots:
     """Places for calls, of which there can be fewer later.
 
     A server that answers one prompt after the other lets the others wait, and their time run out.
-
-    Args:
-        count: how many calls there are at a time.
     """
 
     def __init__(self, count: int) -> None:
@@ -73,15 +70,7 @@ class Slots:
 
 
 class Calls:
-    """Calls of one model. All that awaits here runs on the background loop, so needs no locks.
-
-    Args:
-        client: of the model.
-        settings: retries, concurrency, budget and prices.
-        cache: where answers go, with what they cost.
-        stats: what happened is counted there.
-        account: see `LanguageModel`.
-    """
+    """Calls of one model. All that awaits here runs on the background loop, so needs no locks."""
 
     def __init__(
         self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str | None
@@ -113,13 +102,7 @@ class Calls:
     async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
         """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped.
 
-        Args:
-            requests: by their keys.
-            advance: is told of so many answers as they come.
-
-        Raises:
-            BudgetExceeded: the next call could exceed the budget.
-            LLMError: as `LanguageModel.generate`.
+        `advance` is told of so many answers as they come.
         """
         found: dict[bytes, Answer] = {}
 

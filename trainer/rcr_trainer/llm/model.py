@@ -156,12 +156,7 @@ class LanguageModel:
         return self.count_tokens(prompt) / (1 if self._client.exact_tokens else 4)
 
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
-        """What a number of calls costs at most, before the prompts are known. The model is not called.
-
-        Args:
-            calls: all of which may turn out to be distinct.
-            longest_prompt: no prompt will have more tokens than this one.
-        """
+        """What a number of calls costs at most, before the prompts are known. The model is not called."""
         use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
         money = self._settings.money(use.prompt_tokens, use.completion_tokens)
         return Estimate(use, money, self._client.exact_tokens)

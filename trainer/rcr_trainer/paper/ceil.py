@@ -22,9 +22,9 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.families.model_files import unit
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import TradeOff, top_k
-from rcr_trainer.baselines.dense import unit_vectors
 from rcr_trainer.baselines.dpp import DPPSelector
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.paper.epr import EPRSelector
@@ -53,9 +53,9 @@ class CEILSelector(EPRSelector, DPPSelector):
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         super()._learn(model, rows)
         rng, items, device = np.random.default_rng(self.resources.seed), self._items, next(model.parameters()).device
-        candidates = unit_vectors(model.candidate.encode(items))
+        candidates = unit(model.candidate.encode(items))
         questions = model.query.featurize([Item(items[row].source) for row in rows])
-        similarity = np.round(unit_vectors(model.query.vectors(questions)) @ candidates.T, 6)
+        similarity = np.round(unit(model.query.vectors(questions)) @ candidates.T, 6)
         size = min(max(self.options.candidates, self.k), len(items) - 1)
         near = top_k(similarity, size, list(rows[:, None]))
         sets = draw_sets(near, self.options.sets, self.k, rng)
@@ -75,10 +75,10 @@ class CEILSelector(EPRSelector, DPPSelector):
 
     def _fit(self) -> None:
         super()._fit()
-        self._use(unit_vectors(self._candidates))
+        self._use(unit(self._candidates))
 
     def _embed(self, texts: Sequence[str]) -> np.ndarray:
-        return unit_vectors(self._query_vectors(texts))
+        return unit(self._query_vectors(texts))
 
 
 def draw_sets(near: IntArray, count: int, k: int, rng: np.random.Generator) -> IntArray:

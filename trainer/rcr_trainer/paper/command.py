@@ -17,12 +17,7 @@ from rcr_trainer.paper.tables import TABLES
 
 
 def paper(given: argparse.Namespace) -> None:
-    """Say what is missing and what it costs at most, ask, run, and write the table; with --dry-run only say it.
-
-    Raises:
-        ConfigError: invalid settings, no language model, or the user didn't agree to the budget.
-        RCRError: as `pipeline.run`.
-    """
+    """Say what is missing and what it costs at most, ask, run, and write the table; with --dry-run only say it."""
     flags = console.flags(given)
     if given.llm is not None:
         kind, _, model = given.llm.partition(":")

@@ -28,9 +28,6 @@ def budget(cells: Sequence[Cell]) -> Estimate | None:
     """What the language model of these runs costs at most; None where none is asked.
 
     It will be less: kept answers cost nothing, nor do prompts that several runs share.
-
-    Raises:
-        RCRError: the data of a run can't be read, or its language model can't be opened.
     """
     splits: dict[tuple[str, int], Split] = {}
     costs: list[Estimate] = []
@@ -50,11 +47,7 @@ def budget(cells: Sequence[Cell]) -> Estimate | None:
 
 
 def pace(cells: Sequence[Cell]) -> float | None:
-    """Seconds an answer, by a few of the prompts that these runs ask, whose answers are kept; None: none is asked.
-
-    Raises:
-        RCRError: the data can't be read, or the language model can't be asked.
-    """
+    """Seconds an answer, by a few of the prompts that these runs ask, whose answers are kept; None: none is asked."""
     asking = (cell.config for cell in cells if cell.variant and cell.config.evaluation.asks(cell.config.llm))
     if (config := next(asking, None)) is None:
         return None

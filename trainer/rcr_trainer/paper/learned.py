@@ -151,7 +151,7 @@ class LearnedSelector(Baseline):
             # Each row of the batch is a single state, and has a positive.
             rivals = model.candidate(candidates.select(batch.candidates))
             logits = states(batch.queries, batch.steps.argmax(axis=1)) @ rivals.T
-            allowed = torch.from_numpy(batch.allowed(own, np.arange(len(pool)))[batch.steps]).to(device)
+            allowed = torch.from_numpy(batch.allowed(own, len(pool))[batch.steps]).to(device)
             positive = torch.from_numpy(np.asarray(batch.positive)[:, 0]).to(device)
             return info_nce(logits, Targets(torch.zeros_like(logits), allowed, positive=positive, mask_equals=False))
 
@@ -167,12 +167,7 @@ class LearnedSelector(Baseline):
     ) -> None:
         """Run the common training loop.
 
-        Args:
-            model: put into training mode.
-            parameters: those to be trained, by name.
-            rows: in an epoch.
-            loss: of a batch, a scalar.
-            collect: an epoch's random numbers → its batches; None: the training questions in random order.
+        An epoch's batches come from `collect`; None: the training questions in random order.
         """
         options, seed = self.options, self.resources.seed
         trained = {name: each for name, each in parameters.items() if each.requires_grad}

@@ -34,14 +34,7 @@ _STYLES = (
 
 @dataclass(frozen=True)
 class Result:
-    """A table that can be written.
-
-    Args:
-        name: of the table, as the command line takes it.
-        table: what it is made of.
-        outcomes: what its runs found.
-        left_out: selectors that could not be compared, with the reason.
-    """
+    """A table that can be written."""
 
     name: str
     table: Table
@@ -106,11 +99,7 @@ class Result:
     # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> list[Path]:
-        """Write NAME.md, NAME.json and, for a figure, NAME.png; returns their paths.
-
-        Raises:
-            InputError: they can't be written.
-        """
+        """Write NAME.md, NAME.json and, for a figure, NAME.png; returns their paths."""
         texts = {"md": self.markdown(), "json": self.json()}
         paths = [folder / f"{self.name}.{ending}" for ending in texts]
         for path, text in zip(paths, texts.values(), strict=True):

@@ -25,9 +25,6 @@ def named_splits(text: str) -> list[str]:
     """The splits of a comma-separated list, in which `geoquery`, `csl` and `covr` stand for all of theirs.
 
     `template_1` is short for `csl_template_1`.
-
-    Raises:
-        ConfigError: it names none.
     """
     groups = {"geoquery": GEOQUERY, "csl": GEOQUERY[1:], "covr": COVR}
     groups |= {name.removeprefix("csl_"): (name,) for name in GEOQUERY}
@@ -54,9 +51,8 @@ def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[st
         DataError: its files can't be read or downloaded.
     """
     if re.fullmatch(r"covr-\d+", split):
-        # Of a test program those structures count that the pool has: each has some that no training program has.
         where = {"task": "covr", "split": split.removeprefix("covr-")}
-        return {"data": where, "grpo": {"exclude_own_program": True}, "evaluation": {"gold": "pool"}}
+        return {"data": where, "grpo": {"exclude_own_program": True}}
     if split.startswith("text2sql-"):
         name = split.removeprefix("text2sql-")
         file = data / ("geography_sql" if name == "geography" else "text2sql") / f"{name}.json"

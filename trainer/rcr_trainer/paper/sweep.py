@@ -109,12 +109,7 @@ class Sweep:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Every run, after those that it begins with.
-
-        Raises:
-            ConfigError: invalid settings, or no such split or selector.
-            DataError: a split's files can't be had.
-        """
+        """Every run, after those that it begins with."""
         cells: dict[Path, Cell] = {}
         for split in self.splits:
             for seed in self.seeds:
@@ -179,11 +174,7 @@ class Sweep:
 
     @cached_property
     def _variants(self) -> list[Variant]:
-        """The variants of the table that have a row to show.
-
-        Raises:
-            ConfigError: no such selector, or the table compares none.
-        """
+        """The variants of the table that have a row to show."""
         own = self._given(self.table.variants[0])["model"]["family"]
         variants = [variant for variant in self.table.variants if variant.family != own]
         if all(REST not in variant.rows or self._undone(variant) for variant in variants):

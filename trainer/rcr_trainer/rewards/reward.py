@@ -104,12 +104,6 @@ def score(
 ) -> NDArray[np.float64]:
     """Call a reward, and check that it returns scores.
 
-    Args:
-        reward: the reward.
-        predictions: B programs or None.
-        examples: the B queries with their gold programs.
-        contexts: for each query the examples in its prompt.
-
     Returns:
         (B,) scores; NaN where the reward gave None.
 

@@ -268,11 +268,7 @@ class Run:
 
 
 def names_in(folder: Path) -> set[str]:
-    """The names in a folder that is or may become a run's.
-
-    Raises:
-        ConfigError: it holds something else.
-    """
+    """The names in a folder that is or may become a run's."""
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
     # run.json alone: killed as it began, so there is nothing to lose.
     others = any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names)

@@ -5,32 +5,27 @@ from __future__ import annotations
 import platform
 import subprocess
 import sys
-from contextlib import suppress
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from rcr_trainer.redaction import redact
 from rcr_trainer.settings import Settings
 
+from langchain_rcr.basics.extras import library_versions
+
 FORMAT_VERSION = 1
 """Of run.json."""
-_LIBRARIES = ("langchain-rcr", "langchain-core", "numpy", "torch", "transformers")
 
 
 def provenance(config: Settings) -> dict[str, Any]:
     """The record that a run begins with."""
-    versions: dict[str, str | None] = {"python": platform.python_version(), **dict.fromkeys(_LIBRARIES)}
-    for library in _LIBRARIES:
-        with suppress(PackageNotFoundError):
-            versions[library] = version(library)
     return {
         "format_version": FORMAT_VERSION,
         "name": config.name,
         "seed": config.seed,
         "command": [redact(word) for word in sys.argv],
         "git": _git_revision(),
-        "versions": versions,
+        "versions": library_versions(),
         "platform": platform.platform(),
         "started": now(),
         "status": "running",

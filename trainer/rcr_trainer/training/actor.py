@@ -36,12 +36,7 @@ _BLOCK = 1 << 25
 class Actor:
     """Draws sequences of picks, and tells their probabilities under the policy as it is and as it was at the start.
 
-    Args:
-        model: the policy; the reference is what it is now.
-        queries: the features of the Q training queries.
-        pool: the N candidates.
-        barred: for each query the pool positions it may not get.
-        config: of GRPO.
+    The reference is the model as it is now; `barred` has for each query the pool positions that it may not get.
     """
 
     def __init__(

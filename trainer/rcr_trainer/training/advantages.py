@@ -20,10 +20,7 @@ _NO_SPREAD = 1e-8
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
     """Advantages by their name in `registry.ADVANTAGES`.
 
-    Args:
-        name: grpo, rloo, remax, nb, …
-        rewards: (B, G).
-        greedy: (B,) reward of the greedy sequence, for those that read it.
+    Of rewards (B, G) and, for those that read it, the reward (B,) of the greedy sequence.
 
     Returns:
         Advantages (B, G), and whether each sequence has one, (B, G) bool.

@@ -32,12 +32,7 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
 
 
 def closing_lines(result: Result, best_by: str) -> Iterator[str]:
-    """Explain the figures of the last batch, and which weights were kept.
-
-    Args:
-        result: of the stage.
-        best_by: the development figure that decided; "" if the last weights are kept.
-    """
+    """Explain the figures of the last batch, and which weights were kept."""
     trained = [figures for figures in result.history if "reward" in figures]
     if not trained:
         return

@@ -23,14 +23,13 @@ def greedy_picks(
     rows: IntArray,
     pool: PoolVectors,
     k: int,
-    groups: IntArray | None = None,
 ) -> IntArray:
     """(n, k) picks of the policy as it is for n of the queries (`rows`); each process computes a share."""
     mine = rows[job.processes.part(len(rows))]
     picks = np.empty((0, k), dtype=np.int64)
     if len(mine):
         vectors, barred = job.model.query.vectors(features.select(mine)), [forbidden[row] for row in mine]
-        picks = greedy(vectors, pool, job.model.state(), k, exclude=barred, groups=groups).positions
+        picks = greedy(vectors, pool, job.model.state(), k, exclude=barred).positions
     return job.processes.gather(picks, len(rows))
 
 
@@ -51,7 +50,7 @@ class Development:
             return self.held_out.features(self.job.model, self.queries)
         return self.job.model.query.featurize(readable(query.item.asked for query in self.queries))
 
-    def picks(self, pool: PoolVectors, k: int, groups: IntArray | None = None) -> IntArray:
+    def picks(self, pool: PoolVectors, k: int) -> IntArray:
         """(Q, k) greedy picks, see `greedy_picks`."""
         rows = np.arange(len(self.queries))
-        return greedy_picks(self.job, self.features, self.supervision.forbidden, rows, pool, k, groups)
+        return greedy_picks(self.job, self.features, self.supervision.forbidden, rows, pool, k)

@@ -30,12 +30,6 @@ Tally = dict[str, tuple[float, float]]
 class Environment:
     """Training questions, what each may not get, and what picks earn.
 
-    Args:
-        job: the model as SFT left it, and its data.
-        reward: what a set of picks is worth; tested on the training queries first.
-        llm: answers the prompts, if the reward needs that.
-        config: of GRPO.
-
     Attributes:
         queries: the Q training queries whose gold program the reward can score.
         barred: for each the pool positions that it may not get.
@@ -69,10 +63,7 @@ class Environment:
     ) -> tuple[FloatArray, Tally]:
         """Picks → prompts → language model → programs → rewards.
 
-        Args:
-            queries: R questions.
-            picks: (R, k).
-            reward: in place of the environment's own.
+        Of R questions with picks (R, k), by `reward` or the environment's own.
 
         Returns:
             (R,) rewards, NaN where there is nothing to score, and figures for the log.

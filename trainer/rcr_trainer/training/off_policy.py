@@ -120,14 +120,7 @@ def weights(new: FloatArray, logged: FloatArray) -> FloatArray:
 
 
 def gains(weight: FloatArray, outcomes: FloatArray, expected: FloatArray, expected_new: FloatArray) -> FloatArray:
-    """What a policy earns more on each question, (B,); its mean is the doubly robust estimate.
-
-    Args:
-        weight: see `weights`.
-        outcomes: of the logged picks.
-        expected: what the model predicts for these; fitted on other questions.
-        expected_new: what it predicts for picks that the policy draws.
-    """
+    """What a policy earns more on each question, (B,); its mean is the doubly robust estimate."""
     return expected_new + weight * (outcomes - expected) - outcomes
 
 

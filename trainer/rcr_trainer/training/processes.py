@@ -50,13 +50,7 @@ def _connected() -> Iterator[None]:
 
 
 class Processes:
-    """This process among those that train together; by default it is alone.
-
-    Args:
-        rank: which one this is.
-        size: how many there are.
-        group: what connects them, for torch.distributed.
-    """
+    """This process among those that train together; by default it is alone."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         self.rank, self.size, self._group = rank, size, group

@@ -19,12 +19,7 @@ from langchain_rcr.families import ModelSettings
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A registered function.
-
-    Args:
-        path: `module:function`.
-        summary: a line for help texts.
-    """
+    """A registered function."""
 
     path: str
     summary: str
@@ -147,8 +142,6 @@ class SFTSettings(StageSettings):
     """loss infonce: a candidate that adds at least as much as the positive is no negative (paper: it is one)."""
     zero_gain_steps: bool = False
     """loss infonce: also train on steps at which nothing is left to cover, where all candidates tie (paper: yes)."""
-    mask_duplicates: bool = False
-    """Once a candidate is picked, all with the same program are masked while training."""
     patience: int | None = Field(10, ge=1)
     """Stop after this many evaluations without a better dev coverage; null: never."""
 

@@ -21,17 +21,11 @@ _NEVER = float("-inf")
 
 @dataclass(frozen=True, slots=True)
 class Sequences:
-    """R drawn sequences.
+    """R drawn sequences."""
 
-    Args:
-        picks: (R, k) int64 pool positions, in order.
-        log_probs: (R,) float32 log π(o) of the policy that drew them.
-        entropies: (R, k) of the policy at each step, in nats.
-    """
-
-    picks: Tensor
-    log_probs: Tensor
-    entropies: Tensor
+    picks: Tensor  # (R, k) int64 pool positions, in order
+    log_probs: Tensor  # (R,) float32 log π(o) of the policy that drew them
+    entropies: Tensor  # (R, k) of the policy at each step, in nats
 
 
 @torch.no_grad()

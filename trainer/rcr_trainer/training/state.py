@@ -55,11 +55,6 @@ class TrainingState:
     """What a run needs to go on after any round as if it had never stopped.
 
     Random numbers are no part of it: generators are seeded by the position in the run.
-
-    Args:
-        parameters: what is trained, by name.
-        optimizer: over these parameters; its moments are saved.
-        result: how far the run is; replaced by what is loaded.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, result: Result) -> None:

@@ -65,15 +65,12 @@ class Supervision:
         return positions, gains.astype(np.float32)
 
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
-        """|LS(c) ∩ uncovered|, which every candidate would add in every state of some sequences.
+        """|LS(c) ∩ uncovered| (B, T + 1, C), which every candidate would add in every state of some sequences.
 
         Args:
             queries: (B,) rows of `needs`.
             picked: (B, T) pool positions, in order; state t has the first t of them.
             candidates: (C,) pool positions to score; None for all N.
-
-        Returns:
-            (B, T + 1, C) counts.
         """
         columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
         uncovered = self.needs[queries]
@@ -93,14 +90,7 @@ class Supervision:
 
 
 def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int) -> None:
-    """Refuse a pool that leaves some training query fewer than k candidates.
-
-    Args:
-        stage: sft or grpo, as in the settings.
-        forbidden: for each query the pool positions it may not get.
-        size: N.
-        k: picks a query.
-    """
+    """Refuse a pool that leaves some training query fewer than k candidates."""
     left = size - max((len(row) for row in forbidden), default=0)
     if left < k:
         raise DataError(
@@ -112,12 +102,7 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
 class HardNegatives:
     """BM25-hard negatives (section 3.1): near by wording, far by coverage.
 
-    Args:
-        supervision: of the Q queries and N candidates.
-        queries: their questions.
-        pool: theirs.
-        top: H, the candidates nearest by BM25.
-        worst: B, of these the ones that add least in the state at hand.
+    H (`top`) candidates are nearest by BM25; B of these (`worst`) add least in the state at hand.
     """
 
     def __init__(
@@ -135,13 +120,9 @@ class HardNegatives:
             self.nearest[block] = np.argsort(-scores, axis=1, kind="stable")[:, :top]
 
     def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """One hard negative for each state, (B,) pool positions; one that may not be picked, if all of the H are such.
+        """A hard negative (B,) for each state: a query (B,) after so many (B,) of its picks (B, T).
 
-        Args:
-            queries: (B,) query rows.
-            picked: (B, T) the sequences the states are on.
-            steps: (B,) how many picks each state has.
-            rng: draws among the B worst.
+        If none of the H may be picked, one that may not be.
         """
         out = np.empty(len(queries), dtype=np.int64)
         for row, query in enumerate(queries):
@@ -187,21 +168,21 @@ class Batch:
         own = {name: getattr(self, name)[part] for name in ("queries", "picked", "steps")}
         return replace(self, **own, positive=None if self.positive is None else self.positive[part])
 
-    def allowed(self, forbidden: Sequence[IntArray], programs: IntArray) -> NDArray[np.bool_]:
+    def allowed(self, forbidden: Sequence[IntArray], pool: int) -> NDArray[np.bool_]:
         """(B, k, C) bool; which candidates each state may pick.
 
         Args:
             forbidden: for each query of the supervision the pool positions it never gets.
-            programs: (N,); a pick bars the candidates with its number.
+            pool: N.
         """
-        column = np.full(len(programs), -1)
+        column = np.full(pool, -1)
         column[self.candidates] = np.arange(len(self.candidates))
         allowed = np.ones((*self.steps.shape, len(self.candidates)), dtype=bool)
         for row, query in enumerate(self.queries):
-            barred = column[forbidden[query]]
+            barred, picked = column[forbidden[query]], column[self.picked[row]]
             allowed[row, :, barred[barred >= 0]] = False
-            for step, pick in enumerate(self.picked[row]):
-                allowed[row, step + 1 :, programs[self.candidates] == programs[pick]] = False
+            for step in np.flatnonzero(picked >= 0):
+                allowed[row, step + 1 :, picked[step]] = False
         return allowed
 
 

@@ -1,0 +1,60 @@
+"""Whether the fitted arrays of a need encoder from a checkpoint belong together; a stranger may have written them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from langchain_rcr.families.structure.needs import NumpyNeedEncoder
+
+
+def check(encoder: NumpyNeedEncoder, file: Path) -> None:
+    """Refuse fitted tensors of shapes that don't belong together, or that point beyond each other.
+
+    Raises:
+        CheckpointError: naming one.
+    """
+    bags, count = encoder.token_bags, encoder.landmarks.views.bags.starts.size - 1
+    questions = {"landmarks": count, "added": len(encoder.additions.items) if encoder.additions else 0}
+    anchors, rank = len(bags.mass), bags.root.shape[-1]
+    phrases = int(encoder.phrases.max()) + 1 if len(encoder.phrases) else 0
+    width = 0 if encoder.backbone is None else encoder.backbone.dim
+    shapes = {
+        "dual": (count, len(encoder.inventory)),
+        "learnt": (max(count, len(encoder.learnt)), 2),
+        "speaks": (phrases + 1, len(encoder.inventory.small)),
+        "token_bags.anchors": (anchors, width) if anchors else (0, 0),
+        "token_bags.centre": (width,) if anchors else (0, 0),
+        "token_bags.mass": (anchors,) if anchors else (0, 0),
+        "token_bags.root": (anchors, rank) if anchors else (0, 0),
+    }
+    for name, number in questions.items():
+        near = getattr(encoder, name).views.bags
+        shapes |= {f"{name}.{part}": (near.columns.size,) for part in ("columns", "values")}
+        shapes[f"{name}.starts"] = (number + 1,)
+        shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
+    tensors = encoder.tensors()
+    wrong = [name for name, shape in shapes.items() if tensors[name].shape != shape]
+    for name in () if wrong else questions:
+        near = getattr(encoder, name).views.bags
+        rises = bool((np.diff(near.starts) >= 0).all())
+        ends = near.starts[0] == 0 and near.starts[-1] == near.columns.size
+        if not (rises and ends and _within(near.columns, 0, len(encoder.vocabulary))):
+            wrong = [name]
+    if not wrong and not _within(encoder.phrases, -1, len(encoder.phrases)):
+        wrong = ["phrases"]
+    columns = len(encoder.inventory)
+    if not all(0 <= row < count and 0 <= column < columns for row, column in encoder.descriptions.pairs):
+        wrong = ["described"]
+    if wrong:
+        raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
+
+
+def _within(numbers: NDArray[Any], least: int, end: int) -> bool:
+    return not numbers.size or bool(least <= numbers.min() and numbers.max() < end)

@@ -1,0 +1,125 @@
+"""A policy as a checkpoint folder: how it is written, and read back once it is certain that it is what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+
+from langchain_rcr.basics.extras import library_versions
+from langchain_rcr.basics.files import atomic_directory, read_json, write_json, write_text
+from langchain_rcr.errors import CheckpointError, InputError, RCRError
+from langchain_rcr.families import backbone as backbones
+from langchain_rcr.families import get_family
+from langchain_rcr.families.base import PARTS
+from langchain_rcr.families.state import make_state
+from langchain_rcr.families.untrusted import refusing
+from langchain_rcr.policy.hub import model_card
+from langchain_rcr.policy.manifest import CARD, inside, seal, verify
+from langchain_rcr.policy.prompt import Prompt
+from langchain_rcr.programs import ProgramSpec
+
+if TYPE_CHECKING:
+    from langchain_core.embeddings import Embeddings
+
+    from langchain_rcr.policy.triencoder import TriEncoder
+
+Runtime: TypeAlias = Literal["torch", "onnx", "onnx-int8"]
+"""What computes: torch, which can train, too; or ONNX Runtime and NumPy, the text encoder perhaps in int8."""
+FORMAT_VERSION = 12
+"""Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
+_TOP_LEVEL = ("lam", "tau", "state")
+"""Settings that stand beside the others in tri_encoder.json."""
+_FIELDS = ("group", "prefer")
+ModelT = TypeVar("ModelT", bound="TriEncoder")
+
+
+def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
+    """See `TriEncoder.save_pretrained`."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "tri_encoder.json").is_file():
+        raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
+    for_onnx = (runtime or model.runtime or "torch") != "torch"
+    with atomic_directory(folder) as path:
+        for part, encoder in zip(PARTS, model.encoders, strict=True):
+            (path / f"{part}_encoder").mkdir()
+            encoder.save(path / f"{part}_encoder")
+        if model.backbone is not None:
+            backbones.save_backbone(model.backbone, path, onnx=for_onnx, int8=runtime == "onnx-int8")
+        meta = {
+            "format": "langchain-rcr tri-encoder",
+            "format_version": FORMAT_VERSION,
+            "family": model.family.name,
+            "settings": model.config.model_dump(mode="json", exclude={"family", *_TOP_LEVEL}),
+            "dim": model.dim,
+            **model.config.model_dump(include=set(_TOP_LEVEL)),
+            "spec": model.spec.to_json(),
+            "prompt": None if model.prompt is None else model.prompt.model_dump(),
+            **{name: getattr(model, name) for name in _FIELDS},
+            "fingerprint": model.fingerprint(),
+            "versions": library_versions(),
+        }
+        if for_onnx:
+            meta["runtime"] = "onnx"
+        write_json(path / "tri_encoder.json", meta)
+        write_text(path / CARD, model.card or model_card(model.config, model.spec))
+        seal(path)
+
+
+def load(
+    kind: type[ModelT],
+    path: Path,
+    embeddings: Embeddings | None,
+    trust: bool | Collection[str],
+    runtime: Runtime | None,
+) -> ModelT:
+    """See `TriEncoder.from_pretrained`."""
+    meta = _read_meta(path)
+    try:
+        family = get_family(str(meta["family"]))
+        make_state(str(meta["state"]), 0.0)
+        spec = ProgramSpec.from_json(meta["spec"])
+        saved_for: Runtime | None = "onnx" if meta.get("runtime") == "onnx" else None
+        runtime = runtime or saved_for
+        kinds = family.kinds(numpy=runtime != "torch")
+    except (RCRError, TypeError) as error:
+        raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    with refusing(f"{path} is damaged", CheckpointError):
+        config = family.settings(**meta["settings"], **{name: meta[name] for name in _TOP_LEVEL})
+        there = (path / "backbone.json").is_file()
+        torch = None if runtime is None else runtime == "torch"
+        backbone = backbones.load_backbone(path, embeddings, trust, torch=torch) if there else None
+        parts = zip(PARTS, kinds, strict=True)
+        query, context, candidate = (each.load(path / f"{part}_encoder", backbone) for part, each in parts)
+        model = kind(query, context, candidate, config, spec)
+        model.prompt = None if meta.get("prompt") is None else Prompt.model_validate(meta["prompt"])
+        for name in _FIELDS:
+            setattr(model, name, None if meta.get(name) is None else str(meta[name]))
+        model.runtime = saved_for
+    if model.fingerprint() != meta["fingerprint"]:
+        raise CheckpointError(
+            f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
+        )
+    if (path / CARD).is_file():
+        model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
+    return model.eval()
+
+
+def _read_meta(path: Path) -> dict[str, Any]:
+    """tri_encoder.json, after checking that this version reads it and that all files are as they were saved."""
+    if not path.is_dir():
+        raise CheckpointError(
+            f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
+        )
+    file = inside(path, "tri_encoder.json")
+    meta = read_json(file, ("format_version",))
+    if meta["format_version"] != FORMAT_VERSION:
+        versions = meta.get("versions")
+        written = versions.get("langchain-rcr", "unknown") if isinstance(versions, dict) else "unknown"
+        older = isinstance(meta["format_version"], int) and meta["format_version"] < FORMAT_VERSION
+        advice = "train it again, or install that version" if older else "pip install --upgrade langchain-rcr"
+        raise CheckpointError(
+            f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
+            f"format {FORMAT_VERSION}: {advice}"
+        )
+    verify(path)
+    return read_json(file, ("family", "settings", "dim", *_TOP_LEVEL, "spec", "fingerprint"))
