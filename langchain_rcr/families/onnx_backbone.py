@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,17 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import bert
-from langchain_rcr.families.model_files import INSIDE, LIMITS, MAX_CHARACTERS, Read, model_folder, special_tokens, unit
+from langchain_rcr.families.model_files import (
+    INSIDE,
+    LIMITS,
+    MAX_CHARACTERS,
+    Pooling,
+    Read,
+    model_folder,
+    special_tokens,
+    unit,
+)
 from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
-
-if TYPE_CHECKING:
-    from langchain_rcr.families.model_files import Pooling
 
 _SALAD, _WORDS = 64, 16
 """Texts, of words at random, and the words of each, by which the numbers' ranges are seen before they become int8."""

@@ -11,16 +11,12 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.base import DEFAULT_BASE, get_family
+from langchain_rcr.families.base import DEFAULT_BASE, ModelSettings, get_family
 from langchain_rcr.policy.manifest import FILES
-from langchain_rcr.programs import about
-
-if TYPE_CHECKING:
-    from langchain_rcr.families import ModelSettings
-    from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs import ProgramSpec, about
 
 PREFIX = "hub:"
 WHERE_FROM = "which is on no package index yet: pip install a clone, or the wheel that `make dist` builds there"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.filters import joined
 from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
-
-if TYPE_CHECKING:
-    from langchain_rcr.pool.outcomes import OutcomeLog
+from langchain_rcr.pool.outcomes import OutcomeLog
 
 Order = Literal["picked", "reversed"]
 """The order of the picks in a prompt."""

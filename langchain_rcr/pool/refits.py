@@ -9,9 +9,12 @@ import time
 import weakref
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from langchain_rcr.basics.progress import Stopped, stoppable
+
+if TYPE_CHECKING:
+    from langchain_rcr.pool.store import ExampleStore
 
 logger = logging.getLogger(__name__)
 
@@ -25,23 +28,10 @@ _ending = threading.Event()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
-class Refittable(Protocol):
-    """What can be fitted."""
-
-    @property
-    def needs_refit(self) -> bool:
-        """Whether a fit is worth its time."""
-        ...
-
-    def refit(self) -> None:
-        """Fit it."""
-        ...
-
-
 class Refits:
     """Keeps a store fitted, one fit at a time, until one fails."""
 
-    def __init__(self, store: Refittable) -> None:
+    def __init__(self, store: ExampleStore) -> None:
         self._store = weakref.ref(store)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None

@@ -6,19 +6,17 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.basics.items import copied
 from langchain_rcr.basics.rows import BoolArray, FloatArray
 from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.index.base import CandidateIndex
 from langchain_rcr.index.filters import Filter
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
 from langchain_rcr.policy.selection import Hit, Options, select
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.examples import ExamplePool, check_text
-
-if TYPE_CHECKING:
-    from langchain_rcr.index.base import CandidateIndex
-    from langchain_rcr.policy.triencoder import TriEncoder
 
 logger = logging.getLogger(__name__)
 

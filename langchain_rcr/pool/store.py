@@ -7,8 +7,9 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from threading import RLock
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -17,24 +18,18 @@ from langchain_rcr.basics.items import made
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
-from langchain_rcr.index.base import Row
+from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
+from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.manifest import seal
-from langchain_rcr.policy.triencoder import FEWEST
+from langchain_rcr.policy.triencoder import FEWEST, TriEncoder
 from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier
 from langchain_rcr.pool.jsonl import write_jsonl
 from langchain_rcr.pool.refits import Refits, started
 from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE
 from langchain_rcr.pool.served import Served
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from langchain_rcr.index.base import CandidateIndex
-    from langchain_rcr.policy.checkpoint import Runtime
-    from langchain_rcr.policy.triencoder import TriEncoder
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Resources
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.baselines.greedy import FixedSelector, OracleSelector
+from rcr_trainer.baselines.greedy import OracleSelector
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.baselines.random import RandomSelector
 
@@ -76,7 +76,7 @@ RESOURCES = Resources(
     encode=lambda name, base: embed,
     learning=LearnedSettings(queries=6, candidates=4, sets=3, epochs=1, batch_size=8),
 )
-INDEPENDENT = (RandomSelector, FixedSelector, BM25Selector, DenseSelector)
+INDEPENDENT = (RandomSelector, BM25Selector, DenseSelector)
 """Those whose later picks don't depend on the earlier ones."""
 
 
@@ -180,7 +180,7 @@ def test_an_added_example_takes_effect(cls):
     asyncio.run(selector.aadd_example({"source": "another", "target": "state ( x )"}))
     positions = selector.pick([query], 32, references=[gold])
     assert sorted(positions[0]) == list(range(32))
-    if cls.shows and cls not in (RandomSelector, FixedSelector) and "score" not in cls.needs:
+    if cls.shows and cls is not RandomSelector and "score" not in cls.needs:
         assert positions[0, 0] == 30
 
 
@@ -224,13 +224,6 @@ def test_random_depends_on_seed_and_query():
     counts = np.bincount(RandomSelector(EXAMPLES).pick([str(i) for i in range(3000)], 1)[:, 0], minlength=30)
     assert counts.min() > 60
     assert counts.max() < 140
-
-
-def test_fixed_maximises_the_mean_coverage_of_the_pool():
-    examples = [{"source": "", "target": t} for t in ("c", "d ( e )", "d ( f )", "d ( e )", "not ( a")]
-    # d ( e ) covers two programs wholly and 2 of the 5 structures of d ( f ), then c adds a whole program.
-    selector = FixedSelector(examples, spec=SPEC)
-    assert selector.pick(["x", "y"], 3).tolist() == [[1, 0, 2], [1, 0, 2]]
 
 
 def test_oracle_follows_the_gold_program():

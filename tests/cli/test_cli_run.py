@@ -65,14 +65,12 @@ def test_sft_then_evaluate(capsys, here):
     folder = here / "runs" / "only"
     assert not (folder / "evaluation.json").exists()
     capsys.readouterr()
-    assert (
-        cli.main(["evaluate", "runs/only/checkpoint", "--split", "dev", "--k=2", "--evaluation.selectors=fixed"]) == 0
-    )
+    assert cli.main(["evaluate", "runs/only/checkpoint", "--split", "dev", "--k=2", "--evaluation.selectors=bm25"]) == 0
     captured = capsys.readouterr()
     report = json.loads((folder / "evaluation.json").read_text())
     assert [report[name] for name in ("k", "n", "split", "part")] == [2, 10, "110", "dev"]
-    assert set(report["selectors"]) == {"rcr", "fixed"}
-    assert "fixed" in captured.out
+    assert set(report["selectors"]) == {"rcr", "bm25"}
+    assert "bm25" in captured.out
     assert Run.open(folder).config.k == 4
     assert cli.main(["evaluate", "runs/only", "--k", "99"]) == 2
     assert json.loads((folder / "evaluation.json").read_text())["k"] == 2

@@ -28,7 +28,7 @@ SETTINGS = """
 data: {task: files, train: train.jsonl, test: test.jsonl}
 model: {family: FAMILY, dim: 64, base: none}
 sft: {epochs: 1}
-evaluation: {selectors: [random, fixed, bm25, oracle]}
+evaluation: {selectors: [random, bm25, oracle]}
 threads: 1
 """
 

@@ -169,7 +169,6 @@ def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():
     assert list(report.selectors) == [
         "random",
         "no_examples",
-        "fixed",
         "bm25",
         "bm25_schema",
         "oracle",

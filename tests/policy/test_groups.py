@@ -47,7 +47,7 @@ def settings(**sections: Any) -> Settings:
         "program": {"language": "sql"},
         "model": {"family": "lexical", "dim": 8},
         "sft": {"epochs": 1, "k": 2},
-        "evaluation": {"k": 2, "selectors": ["random", "bm25", "fixed", "oracle"]},
+        "evaluation": {"k": 2, "selectors": ["random", "bm25", "oracle"]},
         "threads": 1,
     }
     return Settings.model_validate({**values, **sections})
@@ -140,7 +140,7 @@ def test_a_run_compares_and_serves_within_each_database(run: Path) -> None:
         for example in getattr(read_split(run / "data"), part)
     }
     picks = read_picks(run)
-    assert all(set(each.selectors) == {"rcr", "random", "bm25", "fixed", "oracle"} for each in picks)
+    assert all(set(each.selectors) == {"rcr", "random", "bm25", "oracle"} for each in picks)
     assert all(
         {db_of[pick.id] for pick in own.picks} == {db_of[each.id]} for each in picks for own in each.selectors.values()
     )

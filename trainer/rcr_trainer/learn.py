@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import combinations, product
+from itertools import product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from rcr_trainer.console import show
 from rcr_trainer.data import read_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
-from rcr_trainer.race import Variant
+from rcr_trainer.race import Variant, together
 from rcr_trainer.training.off_policy import FloatArray, described, gains, halves, predicted, walk, weights
 
 logger = logging.getLogger(__name__)
@@ -273,13 +273,7 @@ def choose(policy: Policy, logged: Logged) -> Change:
 
     alone = surest(policy.changes)
     best = [variant for _, variant in alone][:_TOGETHER]
-    joined = (
-        {name: value for variant in some for name, value in variant.items()}
-        for size in range(2, len(best) + 1)
-        for some in combinations(best, size)
-        if len({name for variant in some for name in variant}) == size
-    )
-    found = max(alone[:1] + surest(joined), key=itemgetter(0), default=None)
+    found = max(alone[:1] + surest(together(best, 2)), key=itemgetter(0), default=None)
     if found is None:
         return Change({}, float(judging.outcomes.mean()), 0.0, 0.0, 0.0, len(judging.asked))
     return judged(policy, found[1], judging, choosing)

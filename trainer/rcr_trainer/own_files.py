@@ -6,22 +6,20 @@ import argparse
 import shlex
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.basics.files import write_text
+from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.console import PROG, show
+from rcr_trainer.data import Split, read_examples, spider_split, text2sql_split, write_split
+from rcr_trainer.data.check import FileCheck, Keys, check_files, guess_keys, guess_language
+from rcr_trainer.data.files import SHOWN
 from rcr_trainer.errors import ConfigError
-
-if TYPE_CHECKING:
-    from rcr_trainer.data import Split
-    from rcr_trainer.data.check import FileCheck, Keys
+from rcr_trainer.layers import fresh_yaml, run_name
 
 
 def check(given: argparse.Namespace) -> int:
     """Say what is in files, and which rows need fixing; the exit code is 1 if any do."""
-    from langchain_rcr.programs import ProgramSpec
-    from rcr_trainer.data.check import check_files, guess_keys, guess_language
-
     keys = replace(guess_keys(given.files[0], given.source_key, given.target_key), id=given.id_key)
     guessed, counts = guess_language(_programs(given.files[0], keys))
     language = given.language or guessed
@@ -36,15 +34,11 @@ def check(given: argparse.Namespace) -> int:
 
 def _programs(path: Path, keys: Keys, *, collect: bool = True) -> list[str]:
     """The programs in a file; `collect` passes over bad rows."""
-    from rcr_trainer.data import read_examples
-
     examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=collect)
     return [example.target for example in examples]
 
 
 def _show(check: FileCheck) -> None:
-    from rcr_trainer.data.files import SHOWN
-
     delimiter = check.report.delimiter
     between = f", fields between {delimiter!r}" if delimiter not in (None, ",") else ""
     show(f"{check.report.path}: {check.report.rows:,} rows, {len(check.examples):,} examples{between}")
@@ -72,7 +66,6 @@ def init(given: argparse.Namespace) -> None:
     about = {given.dev, given.test, given.source_key, given.target_key, given.language}
     if given.train is None and about != {None}:
         raise ConfigError("--dev, --test, --language and keys need --train, the pool and the training questions")
-    from rcr_trainer.layers import fresh_yaml, run_name
 
     values: dict[str, Any] = {} if given.train is None else _settings_of(given)
     write_text(path, fresh_yaml(run_name(path), values))
@@ -94,9 +87,6 @@ def _words(*paths: Path | None) -> str:
 
 def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
     """What differs from the defaults for these files: dotted path → value."""
-    from langchain_rcr.programs import get_parser
-    from rcr_trainer.data.check import guess_keys, guess_language
-
     if given.language is not None:
         get_parser(given.language)
     keys = guess_keys(given.train, given.source_key, given.target_key)
@@ -115,16 +105,12 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
 
 def text2sql(given: argparse.Namespace) -> None:
     """Turn a file of the text2sql-data collection into a split folder."""
-    from rcr_trainer.data import text2sql_split
-
     split = text2sql_split(given.file, given.split, given.fold)
     _write(given.out, split, "--program.language=sql")
 
 
 def spider(given: argparse.Namespace) -> None:
     """Turn Spider's questions into a split folder, and say what is missing."""
-    from rcr_trainer.data import spider_split
-
     databases = given.databases or given.folder / "database"
     split = spider_split(given.folder, given.split, databases, given.samples)
     for reason, count in split.meta["left_out"].items():
@@ -137,8 +123,6 @@ def spider(given: argparse.Namespace) -> None:
 
 
 def _write(out: Path, split: Split, flags: str) -> None:
-    from rcr_trainer.data import write_split
-
     write_split(out, split)
     show(f"{out} written: {', '.join(f'{count} {part}' for part, count in split.counts().items())}.")
     show(f"Next: {PROG} run CONFIG --data.task=files {shlex.quote(f'--data.directory={out}')} {flags}")

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.errors import CheckpointError, PoolError
 from langchain_rcr.families import get_family
-from langchain_rcr.policy.manifest import MANIFEST, seal, verify
+from langchain_rcr.families.backbone import Known, RememberingBackbone, open_backbone
+from langchain_rcr.policy.hub import model_card
+from langchain_rcr.policy.manifest import seal, verify
 from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example, read_examples, write_examples
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.make import load
@@ -19,17 +22,10 @@ from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task
 
-if TYPE_CHECKING:
-    from langchain_rcr.families.backbone import Known
-    from langchain_rcr.policy.triencoder import TriEncoder
-
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     """A fresh policy for a task's pool, on the run's device; frozen vectors are taken from and added to `known`."""
     import torch
-
-    from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
-    from langchain_rcr.policy.triencoder import TriEncoder
 
     torch.manual_seed(config.seed)
     settings = config.model.model_dump()
@@ -49,9 +45,6 @@ def load_model(
 
     Frozen vectors are taken from and added to `known`; for `trust` see `TriEncoder.from_pretrained`.
     """
-    from langchain_rcr.families.backbone import RememberingBackbone
-    from langchain_rcr.policy.triencoder import TriEncoder
-
     embeddings = embeddings_of(config)
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:
@@ -98,23 +91,12 @@ def check_files(run: Run) -> None:
         CheckpointError: a file is missing or damaged; the message names it.
     """
     try:
-        check_data(run)
-        for folder in (run.checkpoint, run.sft_checkpoint):
+        for folder in (run.data, run.checkpoint, run.sft_checkpoint):
             if folder.is_dir():
                 verify(folder)
                 verify(folder, pool=True)
     except CheckpointError as error:
         raise CheckpointError(f"{error}; --overwrite starts over") from None
-
-
-def check_data(run: Run) -> None:
-    """Check that a run's data are as they were written; earlier versions wrote no digests.
-
-    Raises:
-        CheckpointError: a file is missing or damaged; the message names it.
-    """
-    if (run.data / MANIFEST).is_file():
-        verify(run.data)
 
 
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
@@ -149,8 +131,6 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
 
 def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
     """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
-    from langchain_rcr.policy.hub import model_card
-
     datasets = config.data.public
     model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets)
     taught = config.grpo.enabled and config.llm.given

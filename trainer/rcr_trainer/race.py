@@ -218,16 +218,20 @@ def race(
     before, end = np.full(questions, np.nan), spent() + answers
     alone = _halved([*filter(admitted, changes)], earned, before, answers // 2, spent, TOGETHER)
     best = [variant for variant, gains in alone if _mean(gains) > 0]
-    joined = [
-        {name: value for variant in some for name, value in variant.items()}
-        for size in range(1, len(best) + 1)
-        for some in combinations(best, size)
-        if len({name for variant in some for name in variant}) == len(some)
-    ]
+    joined = [*together(best, 1)]
     finalists = [({}, np.zeros(1)), *_halved([*filter(admitted, joined)], earned, before, end - spent(), spent, 1)]
     winner, gains = finalists[mildest([gains for _, gains in finalists])]
     asked = before[: len(finalists[-1][1])] if joined else before[np.isfinite(before)]
     return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))
+
+
+def together(changes: Sequence[Variant], fewest: int) -> Iterator[Variant]:
+    """Changes of one number each made together, that many or more, as far as they are of different numbers."""
+    for size in range(fewest, len(changes) + 1):
+        for some in combinations(changes, size):
+            joined = {name: value for change in some for name, value in change.items()}
+            if len(joined) == size:
+                yield joined
 
 
 def mildest(gains: Sequence[FloatArray]) -> int:

@@ -170,7 +170,7 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
     k: int | None = Field(None, ge=1)
     """Examples a query in the table; null: as many as the trained policy picks."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
-        ["random", "fixed", "bm25", "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle"],
+        ["random", "bm25", "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle"],
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
     )
     embeddings: str | None = None

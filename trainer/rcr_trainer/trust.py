@@ -7,17 +7,14 @@ run folder are only data; what they name outside of it needs the caller's consen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from langchain_rcr.families import get_family
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.redaction import redact
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
-
-if TYPE_CHECKING:
-    from rcr_trainer.runs.folder import Run
 
 _OPENS_MODELS = {"embed", "embed_tokens", "policy"}
 """Needs of baselines that open a model by name."""

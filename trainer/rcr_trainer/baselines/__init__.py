@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 BASELINES = {
     "random": "rcr_trainer.baselines.random:RandomSelector",
     "no_examples": "rcr_trainer.baselines.greedy:NoneSelector",
-    "fixed": "rcr_trainer.baselines.greedy:FixedSelector",
     "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
     "bm25_schema": "rcr_trainer.baselines.bm25:BM25SchemaSelector",
     "bert": "rcr_trainer.baselines.dense:BERTSelector",

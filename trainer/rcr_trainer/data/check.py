@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import ReadReport, read_examples, text_fields, unparsed
 from rcr_trainer.errors import DataError
-
-if TYPE_CHECKING:
-    from langchain_rcr.programs import ProgramSpec
 
 _SOURCES = ("source", "question", "utterance", "sentence", "nl", "text", "input", "instruction", "prompt", "query")
 _TARGETS = ("target", "sql", "program", "code", "logical_form", "query", "lf", "mrl", "output", "completion", "answer")

@@ -9,16 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from scipy import sparse
 
 from langchain_rcr.index.ranking import blocks, checked_exclude, places
-
-if TYPE_CHECKING:
-    from langchain_rcr.programs import ProgramSpec
-
+from langchain_rcr.programs import ProgramSpec
 
 _BLOCK_ELEMENTS = 1 << 23  # queries × candidates that are dense at once: 32 MiB in float32
 _GRID = 2.0**-16  # degrees of coverage are rounded to it, so that ties stay ties in whatever order BLAS sums

@@ -15,15 +15,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import Any, BinaryIO
 
 from langchain_rcr.errors import MissingExtraError
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
 from rcr_trainer.data.exports import opened
 from rcr_trainer.errors import DataError
-
-if TYPE_CHECKING:
-    from langchain_rcr.programs import ProgramSpec
 
 _Row = tuple[int, Any]
 """Line or entry, and the row; a `DataError` in place of a row that can't be read."""

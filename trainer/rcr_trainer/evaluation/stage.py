@@ -13,7 +13,7 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.hub import model_card
-from langchain_rcr.policy.manifest import CARD
+from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
 from rcr_trainer.data import read_split
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
@@ -25,7 +25,7 @@ from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, Evaluation
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.layers import differences, load_config
-from rcr_trainer.policies import check_data, load_model
+from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
@@ -58,7 +58,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             f"{run.path} has no checkpoint yet: finish it with `rcr-train run {run.path / 'config.yaml'} --resume`"
         )
     check_foreign(run)
-    check_data(run)
+    verify(run.data)
     split = read_split(run.data)
     task = divide(config, split)
     queries = task.held_out(evaluation.split)

@@ -7,18 +7,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import reduce
 from operator import add
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.policy.prompt import arranged
 from rcr_trainer import baselines
 from rcr_trainer.budget import estimate
+from rcr_trainer.data import Split
 from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
+from rcr_trainer.paper.sweep import Cell
 from rcr_trainer.tasks import divide, load_split, open_language_model
-
-if TYPE_CHECKING:
-    from rcr_trainer.data import Split
-    from rcr_trainer.paper.sweep import Cell
 
 _FEW, _MOST = 3, 64
 """Prompts that tell how fast the language model is: at least so many at a time, in all."""

@@ -6,14 +6,14 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PAPER_FAMILY
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.report import EvaluationReport, read_picks
+from rcr_trainer.evaluation.report import EvaluationReport, Picks, read_picks
 from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
@@ -22,9 +22,6 @@ from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, nam
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import SFTSettings
-
-if TYPE_CHECKING:
-    from rcr_trainer.evaluation.report import Picks
 
 # Appendix A: 110 questions are held out for GRPO; COVR and the standard split have no development questions.
 _DEFAULTS: dict[str, Any] = {"data": {"dev_size": 0}, "grpo": {"queries": 110}}
