@@ -160,7 +160,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
     async def _select_for(
         self, input_variables: Mapping[str, Any], draft: str | None, *, is_async: bool
     ) -> list[dict[str, Any]]:
-        query, options = self._query(input_variables), self.options_for(input_variables)
+        query = query_of(input_variables, self.input_keys, self.source_keys)
+        options = self.options_for(input_variables)
         drafts = None if draft is None else {query: draft}
         (found,) = await self._select([query], None, drafts, options, documents=False, is_async=is_async)
         return [self._shown(pick) for pick in found.picks]
@@ -388,9 +389,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             raise InputError(
                 f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
             )
-        constraints: list[Constraint] = []
-        if self.mask_same_program:
-            constraints.append(DifferentPrograms())
+        constraints: list[Constraint] = [DifferentPrograms()] if self.mask_same_program else []
         if self.max_tokens is not None:
             shown, item = (self.store.encoder.prompt or APPENDIX_D).shown, self.store.schema.item
             count = token_counter(self.tokenizer)
@@ -409,9 +408,6 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             home=home,
         )
         return options, where
-
-    def _query(self, input_variables: Mapping[str, Any]) -> str:
-        return query_of(input_variables, self.input_keys, self.source_keys)
 
     def _ordered(self, picks: list[Pick]) -> list[Pick]:
         return arranged(picks, self.order or self.store.encoder.config.order)

@@ -67,11 +67,7 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 
 def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
-    """A JSON object from a checkpoint.
-
-    Raises:
-        CheckpointError: the file is missing, isn't a JSON object, has a key twice, or lacks one of the required.
-    """
+    """A JSON object from a checkpoint with the required keys and none twice, or a `CheckpointError`."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
     except FileNotFoundError:

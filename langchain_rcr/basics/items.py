@@ -83,11 +83,7 @@ def made(kind: type[Named], *columns: Iterable[Any]) -> Iterator[Named]:
 
 
 def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterable[dict[str, Any]]:
-    """Deep copies of examples' fields.
-
-    Raises:
-        PoolError: a field can't be copied; names the example's id.
-    """
+    """Deep copies of examples' fields; a `PoolError` names the id of one that can't be copied."""
     copies = list(map(dict, examples))
     if _PLAIN.issuperset(map(type, chain.from_iterable(map(dict.values, copies)))):
         return copies

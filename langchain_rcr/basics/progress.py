@@ -53,11 +53,7 @@ def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = N
 
 
 def track(items: Sequence[T], text: str) -> Iterable[T]:
-    """The items one by one, with a bar; costs nothing where there is none to show.
-
-    Raises:
-        Stopped: in a block of `stoppable` that is to end.
-    """
+    """The items one by one, with a bar if there is one to show; `Stopped` in a block of `stoppable` that is to end."""
     if (event := _stop.get()) is not None:
         return _until(event, items)
     if len(items) < 2 or not _shown():

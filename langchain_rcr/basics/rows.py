@@ -281,11 +281,7 @@ class GrowingSparse:
         return GrowingSparse, (self.rows,)
 
     def extended(self, more: Rows) -> GrowingSparse:
-        """With `more` (M, D) at the end.
-
-        Raises:
-            PoolError: int32 can't count that many numbers.
-        """
+        """With `more` (M, D) at the end; a `PoolError` if int32 can't count that many numbers."""
         new = sparse(more)
         if len(self.rows.values) + len(new.values) > _COUNTED:
             raise PoolError(f"a sparse pool holds {_COUNTED:,} numbers at most: keep this one in several")

@@ -58,11 +58,7 @@ class Databases:
         self._changed = threading.Condition()
 
     def path(self, fields: Mapping[str, Any]) -> str:
-        """The file that a question's fields name.
-
-        Raises:
-            InputError: a field is missing, or is no plain name.
-        """
+        """The file that a question's fields name; an `InputError` if one is missing or no plain name."""
         for name in self.names:
             if name not in fields:
                 has = ", ".join(map(repr, fields)) or "none"
@@ -72,12 +68,7 @@ class Databases:
         return self._template.format(**{name: fields[name] for name in self.names})
 
     def __call__(self, program: str, fields: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """The rows of a query on the database of these fields.
-
-        Raises:
-            ProgramError: as `Database`.
-            InputError: as `path` and `Database`.
-        """
+        """The rows of a query on the database of these fields; raises what `path` and `Database` do."""
         return self.run(program, self.path(fields))
 
     def run(self, program: str, path: str) -> list[tuple[Any, ...]]:

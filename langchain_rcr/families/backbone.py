@@ -173,11 +173,7 @@ class RememberingBackbone:
 def open_backbone(
     settings: ModelSettings, embeddings: Embeddings | None = None, *, torch: bool | None = None
 ) -> Backbone:
-    """The LangChain embeddings if there are any, else the model that the settings name, or its token vectors alone.
-
-    Raises:
-        InputError: it can't be loaded, or the embeddings' vectors can't be used.
-    """
+    """The LangChain embeddings if there are any, else the model that the settings name, or its token vectors alone."""
     if embeddings is not None:
         return LangChainBackbone(embeddings)
     base = str(settings.pretrained)
@@ -224,11 +220,7 @@ def load_backbone(
     *,
     torch: bool | None = None,
 ) -> Backbone:
-    """Load the backbone of a checkpoint; for the arguments see `TriEncoder.from_pretrained` and `_opened`.
-
-    Raises:
-        CheckpointError: it can't be loaded, or isn't the model that was trained over.
-    """
+    """Load the backbone of a checkpoint, if it is the one trained over; see `TriEncoder.from_pretrained`, `_opened`."""
     file = folder / "backbone.json"
     value = read_json(file, ("kind", "dim", "probe"))
     if embeddings is not None:

@@ -45,11 +45,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
-        """Read from a config.json.
-
-        Raises:
-            InputError: it is another kind of model, or isn't one.
-        """
+        """Read from a config.json; an `InputError` if that is another kind of model's."""
         for name, expected in _EXPECTED.items():
             if config.get(name, expected) != expected:
                 raise InputError(f"{name} is {show(config[name])}: without torch only BERT's models can be read")
@@ -93,11 +89,7 @@ def _parts(shape: Shape) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
 
 
 def arranged(shape: Shape, tensors: Arrays) -> dict[str, NDArray[np.float32]]:
-    """The arrays of the graph, from those of Hugging Face's `BertModel`.
-
-    Raises:
-        InputError: one is missing or has another shape.
-    """
+    """The arrays of the graph, from all those of Hugging Face's `BertModel`, or an `InputError`."""
     d, found = shape.width, dict[str, NDArray[np.float32]]()
 
     def take(name: str, *size: int) -> NDArray[np.float32]:

@@ -235,11 +235,7 @@ class BaseEncoder(ABC):
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """Read an encoder back, over the frozen text encoder that it shares with the other two, if there is one.
-
-        Raises:
-            CheckpointError: a file is missing or doesn't fit.
-        """
+        """Read an encoder back, over the frozen text encoder that it shares with the other two, if there is one."""
         file, weights = folder / "encoder.json", folder / "model.safetensors"
         arguments = read_json(file, ("backbone", *cls.vocabularies))
         for name, kind in cls.vocabularies.items():
@@ -265,11 +261,7 @@ class BaseEncoder(ABC):
         return cls(**arguments)
 
     def _fill(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Overwrite all of `tensors`.
-
-        Raises:
-            ValueError: these are others, in name, shape or type.
-        """
+        """Overwrite all of `tensors`; a `ValueError` if these are others, in name, shape or type."""
         own = self.tensors()
         if strange := own.keys() ^ tensors.keys():
             raise ValueError(f"{min(strange)} is in one of both alone")

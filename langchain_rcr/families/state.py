@@ -143,11 +143,7 @@ def _filled(number: float | str) -> str:
 
 
 def make_state(name: str, lam: float, fade: float | None = None) -> State[Any]:
-    """A fresh state, by the name in `STATES` that settings and checkpoints use.
-
-    Raises:
-        CheckpointError: this version has no such state.
-    """
+    """A fresh state, by the name in `STATES` that settings and checkpoints use, or a `CheckpointError`."""
     if name not in STATES:
         known = " and ".join(f"'{known}'" for known in STATES)
         raise CheckpointError(f"unknown state '{name}': this version of langchain-rcr knows {known}")

@@ -103,11 +103,7 @@ class StaticBackbone:
 
     @classmethod
     def load(cls, folder: Path, *, max_length: int) -> Self:
-        """Read what `describe` has written into a checkpoint.
-
-        Raises:
-            CheckpointError: it is damaged, or not what `describe` writes.
-        """
+        """Read what `describe` has written into a checkpoint, or raise a `CheckpointError`."""
         inside = folder / "backbone"
         with refusing(f"{inside} can't be used", CheckpointError):
             tokens = load_file(inside / "model.safetensors")["tokens"]

@@ -84,11 +84,7 @@ def check_saved_model(folder: Path) -> None:
 
 
 def check_saved_files(folder: Path) -> dict[str, Any]:
-    """The config.json of a checkpoint's model.
-
-    Raises:
-        CheckpointError: it or the tokenizer's files could do more than describe a text encoder.
-    """
+    """The config.json of a checkpoint's model; a `CheckpointError` if it or the tokenizer's files could do more."""
     for name in ("adapter_config.json", "model.safetensors.index.json"):
         if (folder / name).exists():
             raise CheckpointError(

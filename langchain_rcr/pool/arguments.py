@@ -99,11 +99,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def check_fields(**fields: Any) -> None:
-    """Refuse fields that are out of range.
-
-    Raises:
-        InputError: a field is out of range; the message names the field and its value.
-    """
+    """Refuse fields that are out of range: an `InputError` names the field and its value."""
     for name, (fits, what) in _RULES.items():
         if name in fields and not fits(fields[name]):
             raise InputError(f"{name} must be {what}, not {fields[name]!r}")

@@ -320,11 +320,7 @@ def random_ids(count: int) -> tuple[str, ...]:
 
 
 def check_text(text: str) -> str:
-    """The text itself, if an encoder can read it.
-
-    Raises:
-        ValueError: it is blank, or not valid Unicode (tokenizers fail on a lone surrogate, obscurely).
-    """
+    """The text itself; a `ValueError` if it is blank or no valid Unicode, on which tokenizers fail obscurely."""
     if not text.strip():
         raise ValueError("is blank")
     try:

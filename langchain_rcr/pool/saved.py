@@ -29,11 +29,7 @@ RETRIEVER_FILE = "retriever.json"
 
 
 def checkpoint_folder(path: Path) -> Path:
-    """The checkpoint in a run folder, or the folder itself.
-
-    Raises:
-        CheckpointError: there is no such folder.
-    """
+    """The checkpoint in a run folder, or the folder itself; a `CheckpointError` if there is none."""
     folder = path / CHECKPOINT_FOLDER
     if folder.is_dir():
         return folder
@@ -43,11 +39,7 @@ def checkpoint_folder(path: Path) -> Path:
 
 
 def stored_fields(folder: Path) -> dict[str, Any]:
-    """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty where none was saved.
-
-    Raises:
-        CheckpointError: the file is damaged.
-    """
+    """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty where none was saved."""
     if not (folder / RETRIEVER_FILE).is_file():
         return {"fields": {}}
     file = inside(folder, RETRIEVER_FILE)
@@ -60,11 +52,7 @@ def stored_fields(folder: Path) -> dict[str, Any]:
 
 
 def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) -> ExamplePool:
-    """The examples of a checkpoint folder.
-
-    Raises:
-        CheckpointError: there are none, or a row is not an example with these keys.
-    """
+    """The examples of a checkpoint folder; a `CheckpointError` if there are none, or one lacks these keys."""
     file = inside(folder, POOL_FILE)
     if not file.is_file():
         raise CheckpointError(f"{folder} has no {POOL_FILE}: pass examples=…, or the engine that holds them as index=…")

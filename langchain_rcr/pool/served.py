@@ -165,11 +165,7 @@ def _picks(hits: Sequence[Hit], chances: Sequence[float | None]) -> list[Pick]:
 
 
 def check_query(query: object) -> None:
-    """Raise an error unless `query` is a question.
-
-    Raises:
-        InputError: it is not a string, blank, or not valid Unicode.
-    """
+    """Raise an `InputError` unless `query` is a question: a string, not blank, valid Unicode."""
     if not isinstance(query, str):
         raise InputError(f"the query must be a string, not {type(query).__name__}")
     try:

@@ -12,7 +12,7 @@ from langchain_core.language_models import FakeListLLM
 from test_plugin_selectors import WordCounts
 
 from langchain_rcr import InputError, Item, PoolError, SequentialCompositionalRetriever, semantic_parsing_chain
-from langchain_rcr.families.structure import needs
+from langchain_rcr.families.structure import kernel
 
 WORDS = ("how many", "name the"), ("red", "round", "big", "old"), ("cats", "dogs", "mice", "owls")
 ROWS = [
@@ -55,7 +55,7 @@ def test_only_what_is_relevant_gets_examples(retriever: SequentialCompositionalR
 def test_it_is_a_rank_among_questions_held_out(
     retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch, neighbours: float
 ) -> None:
-    monkeypatch.setattr(needs, "NEIGHBOURS", neighbours)
+    monkeypatch.setattr(kernel, "NEIGHBOURS", neighbours)
     encoder: Any = retriever.store.encoder.query
     vectors = encoder.landmarks.views.vectors
     spec = retriever.store.encoder.spec

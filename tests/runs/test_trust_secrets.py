@@ -79,7 +79,7 @@ def test_no_file_log_or_traceback_of_a_run_shows_a_secret(
         # It goes on, and is compared again, with the secrets given again, not without.
         again = ["run", str(here.parent / "mine.yaml"), "--name=first"]
         assert cli.main(again) == 0
-        evaluated = ["evaluate", "runs/first", "--trust", "--evaluation.selectors=fixed"]
+        evaluated = ["evaluate", "runs/first", "--trust", "--evaluation.selectors=bm25"]
         assert cli.main(evaluated) == 2
         said = capsys.readouterr().err
         assert (

@@ -287,11 +287,7 @@ def judged(policy: Policy, variant: Variant, logged: Logged, others: Logged) -> 
 
 
 def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
-    """The questions of a log that tell of a served policy.
-
-    Raises:
-        DataError: there are too few; the message counts why.
-    """
+    """The questions of a log that tell of a served policy; where too few do, a `DataError` counts why."""
     places = {row.id: at for at, row in enumerate(policy.retriever.store.index.rows())}
     why = Counter[str]()
     found: list[tuple[Outcome, str]] = []

@@ -17,11 +17,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from langchain_rcr.basics.files import atomic_directory
+from langchain_rcr.basics.items import readable
 from langchain_rcr.errors import InputError
+from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.programs import get_parser
 from rcr_trainer.console import set_threads
 from rcr_trainer.data import Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
 from rcr_trainer.rewards import check_reward
@@ -63,7 +66,6 @@ def run(
     are done once the last training stage is.
     """
     set_threads(config.threads)
-    from langchain_rcr.policy.hub import WHERE_FROM, requirement
     from rcr_trainer.evaluation.resources import try_scoring
     from rcr_trainer.training.processes import join
 
@@ -184,8 +186,6 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
 
 def _unpaid(run: Run) -> bool:
     """Whether a spent budget left the run's own evaluation without some answers or selectors."""
-    from rcr_trainer.evaluation.report import EvaluationReport
-
     report = EvaluationReport.read(run.path)
     unanswered = report.answers is not None and report.answers.unpaid
     return (report.unpaid or unanswered) and not report.changed
@@ -193,8 +193,6 @@ def _unpaid(run: Run) -> bool:
 
 def _changed(config: Settings) -> tuple[list[str], list[str]]:
     """The settings in which a run in the folder differs; and those that change more than its evaluation."""
-    from rcr_trainer.evaluation.report import EvaluationReport
-
     if not (config.folder / "config.yaml").is_file():
         return [], []
     changed = differences(load_config(config.folder / "config.yaml", environ={}), config, ignore=INCIDENTAL)
@@ -208,7 +206,6 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
 
 def sft_stage(run: Run, task: Task, processes: Processes) -> None:
     """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint."""
-    from langchain_rcr.basics.items import readable
     from rcr_trainer import sft
 
     config = run.config

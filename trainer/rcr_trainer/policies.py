@@ -53,11 +53,7 @@ def load_model(
 
 
 def embeddings_of(config: Settings) -> Any:
-    """The LangChain embeddings that `model.base` names; None where it names a model.
-
-    Raises:
-        ConfigError: there is no such callable, or what it returns embeds nothing.
-    """
+    """The LangChain embeddings that `model.base` names, or a `ConfigError`; None where it names a model."""
     base = config.model.pretrained or ""
     if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
         return None
@@ -68,11 +64,7 @@ def embeddings_of(config: Settings) -> Any:
 
 
 def device_of(config: Settings) -> str:
-    """The torch device of a run.
-
-    Raises:
-        ConfigError: there is no such device on this machine.
-    """
+    """The torch device of a run, or a `ConfigError` if this machine has no such device."""
     import torch
 
     if config.device == "auto":
@@ -85,11 +77,7 @@ def device_of(config: Settings) -> str:
 
 
 def check_files(run: Run) -> None:
-    """Check that a run's data and checkpoints, with their pools, are as they were written.
-
-    Raises:
-        CheckpointError: a file is missing or damaged; the message names it.
-    """
+    """Check that a run's data and checkpoints are as they were written; a `CheckpointError` names a file that isn't."""
     try:
         for folder in (run.data, run.checkpoint, run.sft_checkpoint):
             if folder.is_dir():

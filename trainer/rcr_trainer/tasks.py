@@ -87,11 +87,7 @@ def load_split(data: DataSettings, seed: int) -> Split:
 
 
 def download_corpus(destination: Path = CORPUS) -> Path:
-    """The GeoQuery corpus, downloaded unless it is there already.
-
-    Raises:
-        DataError: it can't be downloaded, or is not the expected file.
-    """
+    """The GeoQuery corpus, downloaded unless it is there already; a `DataError` if it is another file."""
     if not destination.is_file():
         logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
         download_geoquery(destination)
@@ -256,11 +252,7 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
 
 
 def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
-    """What GRPO rewards.
-
-    Raises:
-        ConfigError: no such reward, or a database that can't be opened.
-    """
+    """What GRPO rewards; a `ConfigError` if there is no such reward, or its database can't be opened."""
     check_hidden(config, "reward")
     settings = config.reward
     weights = settings.weights or [1.0] * len(settings.names)

@@ -21,11 +21,7 @@ _OPENS_MODELS = {"embed", "embed_tokens", "policy"}
 
 
 def check_foreign(run: Run) -> None:
-    """Refuse to compare a run whose folder names what the caller hasn't consented to.
-
-    Raises:
-        ConfigError: naming all of it.
-    """
+    """Refuse, by a `ConfigError`, to compare a run whose folder names what the caller hasn't consented to."""
     found = [f"{what} ({path})" for path, what in _named(run.config) if path in run.foreign]
     if found:
         msg = (

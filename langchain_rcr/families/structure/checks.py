@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def check(encoder: NumpyNeedEncoder, file: Path) -> None:
-    """Refuse fitted tensors of shapes that don't belong together, or that point beyond each other.
-
-    Raises:
-        CheckpointError: naming one.
-    """
+    """Raise a `CheckpointError` where shapes of fitted tensors don't belong together, or one points beyond another."""
     bags, count = encoder.token_bags, encoder.landmarks.views.bags.starts.size - 1
     questions = {"landmarks": count, "added": len(encoder.additions.items) if encoder.additions else 0}
     anchors, rank = len(bags.mass), bags.root.shape[-1]

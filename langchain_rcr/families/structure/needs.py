@@ -32,7 +32,7 @@ from langchain_rcr.families.structure.additions import MOST, Additions, Joined, 
 from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Descriptions
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
-from langchain_rcr.families.structure.kernel import Landmarks, Views
+from langchain_rcr.families.structure.kernel import Landmarks, Views, nearest_held_out
 from langchain_rcr.families.structure.shown import FULL_LENGTH, LEAST
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
@@ -49,10 +49,6 @@ right, and 85, 88, 92, 92, 92 and 88 % of a held-out cluster. On held-out GeoQue
 point of the gold program's probability."""
 NEW_LABEL = 3.0
 """Times that a new label counts, also for the larger structures with it, which have no columns."""
-NEIGHBOURS = 0.01
-"""The share of training questions, the nearest, that are held out with one where `relevance` is calibrated. With none
-but those with its program, 5 % of thresholds refused 37 % of the test questions of COVR's split 110, whose structures
-are combined anew; with 0.01, 1 % there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
 STALE = 0.1
 """The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
 _GROWING = RLock()
@@ -291,15 +287,12 @@ class NumpyNeedEncoder(BaseEncoder):
     def relevance(self, features: Needs) -> NDArray[np.float64]:
         """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.
 
-        Held out with each are the questions that have its program, and the nearest `NEIGHBOURS` of the others: those to
-        come may combine what none of them does. Likeness is the cosine of frozen vectors, or without these the kernel.
+        See `nearest_held_out`. Likeness is the cosine of frozen vectors, or without these the kernel.
         """
         if self._calibrated is None:
             known = self.landmarks.views
             among = known.vectors @ known.vectors.T if known.vectors.shape[1] else self.landmarks.likeness(known)
-            programs = self.learnt[: len(among), 1]
-            among = np.sort(np.where(programs[:, None] == programs, -1, among), axis=1)
-            self._calibrated = np.sort(among[:, -1 - int(NEIGHBOURS * len(among))]) if len(among) else among.ravel()
+            self._calibrated = np.sort(nearest_held_out(among, self.learnt[: len(among), 1]))
         near = features.likeness
         if features.vectors is not None and features.vectors.shape[1]:
             every = np.concatenate([part.views.vectors for part in (self.landmarks, self.added)])
@@ -385,17 +378,15 @@ class NumpyNeedEncoder(BaseEncoder):
 
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
-        bags = self.vocabulary.bags([Item(item.source) for item in items])
-        if not len(self.token_bags.anchors):
-            return Views(self._vectors(items), np.zeros((len(items), 0), dtype=np.float32), bags)
-        read: Any = getattr(self.backbone, "read", None)
-        vectors, tokens = read([item.source for item in items])
-        return Views(vectors, self.token_bags.vectors(tokens), bags)
-
-    def _vectors(self, items: Sequence[Item]) -> NDArray[np.float32]:
-        if self.backbone is None:
-            return np.zeros((len(items), 0), dtype=np.float32)
-        return self.backbone.embed([item.source for item in items], queries=True)
+        questions = [item.source for item in items]
+        vectors = tokens = np.zeros((len(items), 0), dtype=np.float32)
+        if len(self.token_bags.anchors):
+            read: Any = getattr(self.backbone, "read", None)
+            vectors, words = read(questions)
+            tokens = self.token_bags.vectors(words)
+        elif self.backbone is not None:
+            vectors = self.backbone.embed(questions, queries=True)
+        return Views(vectors, tokens, self.vocabulary.bags([Item(question) for question in questions]))
 
     def raw(self, features: Needs) -> Any:
         """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""

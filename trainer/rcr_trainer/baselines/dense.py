@@ -54,9 +54,6 @@ class BERTSelector(DenseSelector):
     """Picks by the inner product of mean-pooled BERT vectors (paper, Eq. 2 and section 4, "Baselines").
 
     Assumed, as the paper doesn't say: token vectors are averaged, and of an example the question is embedded.
-
-    Raises:
-        InputError: the model can't be opened.
     """
 
     name: ClassVar[str] = "bert"

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs import LANGUAGES, TOKENS, ProgramSpec, parse
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import ReadReport, read_examples, text_fields, unparsed
 from rcr_trainer.errors import DataError
@@ -106,8 +106,6 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     Returns:
         The language, or `tokens` where fewer than half parse as any; and in words how many parse as each.
     """
-    from langchain_rcr.programs.languages import LANGUAGES, TOKENS, parse
-
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
     counts = {name: sum(parse(text, name) is not None for text in sample) for name in languages}

@@ -96,11 +96,7 @@ def write_split(directory: str | Path, split: Split) -> None:
 
 
 def read_text(path: str | Path) -> str:
-    """The text in a UTF-8 file.
-
-    Raises:
-        DataError: it can't be read, or isn't UTF-8.
-    """
+    """The text in a UTF-8 file, or a `DataError`."""
     try:
         return Path(path).read_text(encoding="utf-8")
     except OSError as error:
@@ -110,11 +106,7 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json_file(path: Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        DataError: it can't be read, or isn't JSON.
-    """
+    """The value in a JSON file, or a `DataError`."""
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:

@@ -116,11 +116,7 @@ def read_examples(
 
 
 def read_split(directory: str | Path) -> Split:
-    """Read a folder written by `write_split`.
-
-    Raises:
-        DataError: a file is missing or damaged, or an id is in two parts.
-    """
+    """Read a folder written by `write_split`; a `DataError` if a file is damaged, or an id is in two parts."""
     directory = Path(directory)
     if not (directory / "split.json").is_file():
         raise DataError(f"no split at {directory}: it holds no split.json")
@@ -143,11 +139,7 @@ def read_split(directory: str | Path) -> Split:
 
 
 def text_fields(path: str | Path, sample: int) -> list[str]:
-    """The fields that hold text in at least nine of ten of the first `sample` rows, not counting nulls.
-
-    Raises:
-        DataError: the file can't be read, or none of these rows can.
-    """
+    """The fields that hold text in at least nine of ten of the first `sample` rows, not counting nulls."""
     report = ReadReport(str(path))
     found = list(islice(_rows(path, report), sample))
     rows = [row for _, row in found if isinstance(row, dict)]

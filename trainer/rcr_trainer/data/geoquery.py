@@ -86,11 +86,7 @@ def published_ids(folder: Path, name: str) -> Path:
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:
-    """The English questions and FunQL programs of the 880 examples in the splits, by id in order.
-
-    Raises:
-        DataError: the file is missing or isn't the corpus.
-    """
+    """The English questions and FunQL programs of the 880 examples in the splits, by id in order, or a `DataError`."""
     text = read_text(path)
     if (digest := _digest(text.encode())) != CORPUS_SHA256:
         raise DataError(f"{path} isn't the GeoQuery corpus: its sha256 is {digest}, expected {CORPUS_SHA256}")

@@ -292,11 +292,7 @@ def write_picks(directory: str | Path, picks: Picks) -> Path:
 
 
 def read_picks(path: str | Path) -> list[Question]:
-    """Read picks.jsonl, given its path or its directory.
-
-    Raises:
-        DataError: missing, unreadable, or not what `write_picks` wrote.
-    """
+    """Read picks.jsonl, given its path or its directory, or raise a `DataError`."""
     path = Path(path)
     path = path / PICKS if path.is_dir() else path
     examples: list[Example] = []

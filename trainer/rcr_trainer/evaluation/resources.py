@@ -56,11 +56,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
 
 
 def learners(config: Settings) -> list[str]:
-    """The selectors of the comparison that learn from a scoring language model.
-
-    Raises:
-        ConfigError: there are some, and the settings name no language model that scores.
-    """
+    """The comparison's selectors that learn from a scoring model; a `ConfigError` if there is no such model."""
     names = [name for name in config.evaluation.selectors if "score" in get_baseline(name).needs]
     if names and not (config.llm.given and config.llm.scores):
         raise ConfigError(

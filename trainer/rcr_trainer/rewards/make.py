@@ -116,11 +116,7 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
 
 
 def load(path: str, what: str) -> Callable[..., Any]:
-    """The callable that a path `module:name` names; the module may be in the working directory.
-
-    Raises:
-        ConfigError: it can't be imported, or called; `what` is what it is called then.
-    """
+    """The callable at a path `module:name`, also in the working directory; a `ConfigError` calls it `what`."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:

@@ -91,11 +91,7 @@ class Processes:
         self.sum(np.zeros(1))
 
     def broadcast(self, module: nn.Module) -> None:
-        """Overwrite a module's parameters and buffers by the first process's.
-
-        Raises:
-            ConfigError: the modules differ in the names, shapes or types of their tensors.
-        """
+        """Overwrite a module's parameters and buffers by the first process's; a `ConfigError` if the modules differ."""
         if self.size == 1:
             return
         import torch.distributed as dist

@@ -88,11 +88,7 @@ class TrainingState:
         self._took = self._saved_at - began
 
     def load(self, folder: Path) -> bool:
-        """Continue from a saved state; False if there is none.
-
-        Raises:
-            CheckpointError: it is damaged or belongs to another model.
-        """
+        """Continue from a saved state, or raise a `CheckpointError` if it is another's; False if there is none."""
         if not folder.is_dir():
             return False
         try:
