@@ -2,8 +2,6 @@
 
 import json
 import re
-import tracemalloc
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,10 +20,10 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
-from langchain_rcr.families.folds import Folds, text_hash
-from langchain_rcr.families.structure.inventory import SPARE, Inventory
+from langchain_rcr.families.folds import Folds
+from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
+from langchain_rcr.families.structure.words import WORDS
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -104,115 +102,6 @@ def test_of_examples_that_show_all_that_is_needed_the_one_with_the_least_beside_
     model = TriEncoder.build("structure", pool, length_penalty=alpha)
     vectors = model.encode_pool(pool)
     assert greedy(np.asarray(vectors.context), vectors, model.state(), 1).positions.ravel().tolist() == firsts
-
-
-def test_words_have_columns_by_their_hash():
-    questions = ["Which rivers run, which ?", "?", "rivers > 3"]
-    rows = word_rows(questions)
-    assert rows.shape == (3, WORDS)
-    assert [np.flatnonzero(row).tolist() for row in rows] == [[160, 217, 251], [], sorted(hashed("rivers", ">", "3"))]
-    assert set(rows.values.tolist()) == {1}
-    assert hashed("which", "rivers", "run") == {160, 217, 251}
-    assert word_rows([]).shape == (0, WORDS)
-    assert FAMILY.settings().dim + SPARE + WORDS <= 2000  # pgvector indexes no longer vectors
-
-
-def test_words_are_remembered_in_bounded_memory():
-    tracemalloc.start()
-    for number in range(200):
-        rows = word_rows([f"{number}{'x' * 30_000}"])
-    kept = tracemalloc.get_traced_memory()[0]
-    tracemalloc.stop()
-    assert kept < 100_000  # 6 MB as they were
-    long = "x" * 64
-    assert np.array_equal(word_rows([long]).columns, word_rows([long + "y"]).columns)
-    assert rows.columns.tolist() == [*hashed(f"199{long}"[:64])]
-
-
-def test_rarity_by_hand():
-    common, twice, once = (hashed(word).pop() for word in ("which", "rivers", "run"))
-    found = rarity(["which rivers", "which which", "rivers run which"])
-    expected = np.full(WORDS, np.log(4 / 1) + 0.1)
-    expected[[common, twice, once]] = np.log([4 / 4, 4 / 3, 4 / 2]) + 0.1
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-    assert (rarity([]) > 0).all()
-
-
-def hashed(*words):
-    return {text_hash(word) % WORDS for word in words}
-
-
-def test_what_words_count_for_by_hand(monkeypatch):
-    pool = [Item("which rivers", "a(b)"), Item("which", "c")]
-    model = TriEncoder.build("structure", pool, spec=ProgramSpec(max_size=1), words=0.5, length_penalty=1.0)
-    query = model.query
-    likely = torch.tensor([[float(name in "ab") for name in query.inventory.names]])
-    monkeypatch.setattr(query, "likelihoods", lambda features: likely.expand(len(features), -1))
-    with torch.no_grad():
-        query.cost.fill_(np.log(0.5))
-        query.rarity[[*hashed("which"), *hashed("rivers")]] = torch.tensor([1.0, 3.0])
-    features = query.featurize([Item("which rivers ?"), Item("?"), Item("rivers")])
-    needs = query(features)
-    # a and b are needed, 2 in one column; c costs a half, which makes no program that is needed.
-    assert sorted(needs[0, :2].tolist()) == pytest.approx([-0.5, 2], abs=1e-5)
-    words = needs[:, -WORDS:].detach().numpy()
-    # All words count for half of 5 · 2, by their rarity.
-    assert words[0, [*hashed("which"), *hashed("rivers")]] == pytest.approx([5 / 4, 15 / 4])
-    assert [np.count_nonzero(row) for row in words] == [2, 0, 1]
-    assert words.sum(1) == pytest.approx([5, 0, 5])
-    shown = model.candidate.encode([Item("name it", "a(b)"), Item("Rivers, which ?", "z"), Item("which", "z")])
-    assert shown @ needs[0].detach().numpy() == pytest.approx([10, 5, 5 / 4])
-    needs[0, -WORDS:].sum().backward()
-    assert query.wording.grad.item() == pytest.approx(5)
-    np.testing.assert_array_equal(query(features.select(np.array([2, 0]))).detach(), needs.detach()[[2, 0]])
-    assert not query(replace(features, words=None))[:, -WORDS:].any()
-
-
-def test_homes_are_unit_vectors_of_negative_numbers():
-    rows = np.asarray(home_rows(["geo", "", "shop", "geo"]))
-    assert rows.shape == (4, HOMES)
-    assert not rows[1].any()
-    assert (rows[0] == rows[3]).all()
-    assert set(rows[[0, 2]].ravel().tolist()) == {0, -0.5}
-    products = rows @ rows.T
-    assert products.diagonal().tolist() == [1, 0, 1, 1]
-    many = np.asarray(home_rows([f"db_{n}" for n in range(200)]))
-    among = (many @ many.T)[~np.eye(200, dtype=bool)]
-    assert among.mean() == pytest.approx(4 / HOMES, abs=0.01)
-
-
-def test_what_a_home_counts_for_by_hand(tmp_path):
-    own = [Item(f"which {word}", f"f({word})", home) for word in "abcdefghijkl" for home in ("north", "south")]
-    plain = TriEncoder.build("structure", [item._replace(home="") for item in own], spec=SPEC)
-    assert (plain.query.homes, plain.dim) == (0, len(plain.query.inventory) + SPARE + WORDS)
-    model = TriEncoder.fitted(own, spec=SPEC, base=None, home=0.25)
-    assert model.dim == len(model.query.inventory) + SPARE + WORDS + HOMES
-    pool, asked = model.encode_pool(own), ["which c"] * 3
-    vectors = model.encode_queries(asked, homes=["south", "", "north"])
-    part = slice(-HOMES - WORDS, -WORDS)
-    needs, homes = vectors[:, : part.start], vectors[:, part]
-    assert not homes[1].any()
-    gains = np.asarray(pool.candidate)[:, part] @ homes.T
-    whole = 5 * np.linalg.norm(needs[0].clip(min=0))
-    assert gains[1::2, 0] == pytest.approx(np.full(12, 0.25 * whole), rel=1e-5)
-    assert gains[0::2, 2] == pytest.approx(np.full(12, 0.25 * whole), rel=1e-5)
-    assert set(np.asarray(pool.context)[:, part].ravel().tolist()) == {0, 0.5}
-    picks = greedy(vectors, pool, model.state(), 3).positions
-    assert [own[row[0]] for row in picks[[0, 2]]] == [Item("which c", "f(c)", home) for home in ("south", "north")]
-    # A pick covers its home by half, and what it leaves of the needs is the same with and without a home.
-    model.vary({"fade": None})
-    after = model.state().start(vectors).update(np.asarray(pool.context)[picks[:, 0]][[0, 0, 0]]).vector()
-    np.testing.assert_allclose(after[0, part], homes[0] / 2, rtol=1e-5)
-    np.testing.assert_array_equal(after[0, : part.start], after[1, : part.start])
-    model.prefer = "db"
-    model.save_pretrained(tmp_path)
-    again = TriEncoder.from_pretrained(tmp_path)
-    assert again.prefer == "db"
-    assert (again.encode_queries(asked, homes=["south", "", "north"]) == vectors).all()
-    again.vary({"home": 0.0})
-    assert (
-        greedy(again.encode_queries(asked, homes=["south"] * 3), pool, model.state(), 1).positions.tolist() == [[4]] * 3
-    )
 
 
 def test_an_example_s_own_question_word_for_word_is_picked_first():

@@ -13,7 +13,7 @@ from rcr_trainer.training import state as sft_state
 from rcr_trainer.training.runner import Runner
 from rcr_trainer.training.supervision import Supervision
 from tiny_bert import tiny_bert
-from training import StopError, stop_at
+from training import StopError, same_weights, stop_at
 from training import train_sft as train
 
 from langchain_rcr.basics.items import Item
@@ -43,11 +43,6 @@ def lexical(seed=0, dim=32):
 def bert(tmp_path_factory):
     words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
     return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
-
-
-def same_weights(one, other):
-    ours, theirs = one.state_dict(), other.state_dict()
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @pytest.mark.slow
