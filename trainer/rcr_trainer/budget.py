@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING
 from langchain_rcr.families import get_family
 from langchain_rcr.policy.prompt import Request
 from rcr_trainer.data import Example
-from rcr_trainer.llm.cache import limits
+from rcr_trainer.llm.cache import Estimate, limits
+from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.pipeline import load_checked
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_reward, open_language_model
 from rcr_trainer.training.registry import TIMES
 
 if TYPE_CHECKING:
-    from rcr_trainer.llm.cache import Estimate
     from rcr_trainer.llm.model import LanguageModel
-    from rcr_trainer.llm.settings import LLMSettings
 
 SECONDS = 1
 """An answer is taken to need: a server's short one does; one of a model on this machine may need many times that."""

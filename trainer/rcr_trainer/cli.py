@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
@@ -31,9 +31,7 @@ from rcr_trainer.console import (
     set_threads,
     show,
 )
-
-if TYPE_CHECKING:
-    from rcr_trainer.evaluation.report import EvaluationReport
+from rcr_trainer.errors import ConfigError
 
 EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml")
 """The packages of the extra `train`, as they are imported."""
@@ -88,7 +86,6 @@ def _line_of(error: Exception) -> str | None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from rcr_trainer.errors import ConfigError
     from rcr_trainer.layers import load_config
 
     config = load_config(given.config, flags(given))
@@ -111,15 +108,15 @@ def _run(given: argparse.Namespace) -> None:
     if not run.writes:
         return
     if run.done("evaluation"):
-        from rcr_trainer.evaluation.report import EvaluationReport
-
-        _show_report(EvaluationReport.read(run.path))
+        _show_report(run.path)
     show(f"run folder: {run.path}")
 
 
-def _show_report(report: EvaluationReport) -> None:
+def _show_report(folder: Path) -> None:
+    from rcr_trainer.evaluation.report import EvaluationReport
     from rcr_trainer.evaluation.table import table
 
+    report = EvaluationReport.read(folder)
     for line in table(report):
         show(line)
     show(f"\n{textwrap.fill(report.advice, _WIDTH, break_on_hyphens=False)}\n")
@@ -131,12 +128,11 @@ def _evaluate(given: argparse.Namespace) -> None:
 
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
     set_threads(run.config.threads)
-    from rcr_trainer.evaluation.report import EvaluationReport
     from rcr_trainer.evaluation.stage import evaluation_stage
 
     with logged(), hold(run.path), run.stage("evaluation"):
         evaluation_stage(run)
-    _show_report(EvaluationReport.read(run.path))
+    _show_report(run.path)
     show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'report.md', 'picks.jsonl'))}")
 
 

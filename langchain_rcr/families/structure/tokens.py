@@ -85,18 +85,13 @@ def _nystroem(texts: Sequence[FloatArray]) -> dict[str, FloatArray]:
     centre = tokens.mean(axis=0)
     tokens = _unit(tokens - centre)
     anchors = tokens[_far_apart(tokens, _MOST)]
-    values, vectors = np.linalg.eigh(_kernel(anchors, anchors).astype(np.float64))
+    values, vectors = np.linalg.eigh(np.exp(_WIDTH * (anchors @ anchors.T - 1)).astype(np.float64))
     kept = values > _SMALLEST
     root = vectors[:, kept] / np.sqrt(values[kept])
     blocks = range(0, len(tokens), _BLOCK)
     nearest = np.concatenate([(tokens[start : start + _BLOCK] @ anchors.T).argmax(axis=1) for start in blocks])
     mass = np.bincount(nearest, minlength=len(anchors)) / len(tokens)
     return {"centre": centre, "anchors": anchors, "mass": mass, "root": root}
-
-
-def _kernel(one: FloatArray, other: FloatArray) -> FloatArray:
-    kernel: FloatArray = np.exp(_WIDTH * (one @ other.T - 1))
-    return kernel
 
 
 def _unit(vectors: FloatArray) -> FloatArray:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family
@@ -20,13 +20,11 @@ from rcr_trainer.baselines.base import Embed, Resources
 from rcr_trainer.baselines.set_bsr import TransformerTokens
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.policies import device_of, embeddings_of
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, open_language_model
-
-if TYPE_CHECKING:
-    from rcr_trainer.llm.model import LanguageModel
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from langchain_rcr.basics.files import write_text
 from langchain_rcr.errors import CheckpointError
@@ -15,7 +15,8 @@ from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
-from rcr_trainer.data import read_split
+from langchain_rcr.policy.triencoder import TriEncoder
+from rcr_trainer.data import Example, read_split
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
@@ -25,16 +26,12 @@ from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, Evaluation
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.layers import differences, load_config
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
 from rcr_trainer.trust import check_foreign
-
-if TYPE_CHECKING:
-    from langchain_rcr.policy.triencoder import TriEncoder
-    from rcr_trainer.data import Example
-    from rcr_trainer.llm.model import LanguageModel
 
 logger = logging.getLogger(__name__)
 

@@ -111,14 +111,15 @@ class Result:
     def markdown(self) -> str:
         """Rows by splits, with the paper's figures in brackets; then every metric over all splits."""
         splits = [*self.columns, MEAN] if len(self.columns) > 1 else self.columns
+        (heading, digits), published = _METRICS[self.metric], self.metric == "exact_match"
         first = []
         for label in self.rows:
-            ours = [self._cell(label, column) for column in splits]
-            papers = [self._paper(label, column) for column in splits]
+            ours = [cell(self.values(label, column, self.metric), digits) for column in splits]
+            papers = [paper_figure(self.name, label, column) if published else None for column in splits]
             beside = [one if paper is None else f"{one} [{paper:.1f}]" for one, paper in zip(ours, papers, strict=True)]
             first.append([label, *beside])
         head, means = self._means()
-        lines = [f"# {self.table.title}", "", self._note(), "", f"## {_METRICS[self.metric][0]}", ""]
+        lines = [f"# {self.table.title}", "", self._note(), "", f"## {heading}", ""]
         lines += markdown_rows([self.name, *map(self._heading, splits)], first)
         lines += ["", "## Means over the splits", "", *markdown_rows([self.name, *head], means)]
         lines += [f"\n{name} left out: {reason.rstrip('.')}." for name, reason in self.left_out.items()]
@@ -172,12 +173,6 @@ class Result:
         }
 
     # ------------------------------------------------------------------ words
-
-    def _cell(self, label: str, column: str) -> str:
-        return cell(self.values(label, column, self.metric), _METRICS[self.metric][1])
-
-    def _paper(self, label: str, column: str) -> float | None:
-        return paper_figure(self.name, label, column) if self.metric == "exact_match" else None
 
     def _means(self) -> tuple[list[str], list[list[str]]]:
         """The second table: titles of its columns, and the rows."""

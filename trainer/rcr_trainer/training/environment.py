@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,14 +11,12 @@ from langchain_rcr.policy.prompt import Request, arranged
 from rcr_trainer.data import Example
 from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import Reward, check_reward, score
 from rcr_trainer.training.closing import scalars_of
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.supervision import IntArray, check_pool_size
-
-if TYPE_CHECKING:
-    from rcr_trainer.llm.model import LanguageModel
 
 FloatArray = NDArray[np.float64]
 
