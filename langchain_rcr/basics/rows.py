@@ -188,9 +188,7 @@ class SparseRows:
     def partly(self, state: FloatArray, most: int) -> FloatArray:
         """Inner products (N,) with a state (D,) over the columns in which it is largest, above 0.
 
-        Args:
-            state: it.
-            most: numbers to read; columns that have more than are left are passed over.
+        It reads at most `most` numbers: columns that have more than are left are passed over.
         """
         columns = list[int]()
         for column in np.argsort(-state)[:_LARGEST].tolist():

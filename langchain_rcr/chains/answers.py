@@ -52,10 +52,7 @@ class Reading(NamedTuple):
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
     """The program in an answer, or the likeliest text if nothing parses, since a database may accept that.
 
-    Args:
-        answer: what the model wrote.
-        language: the programs' language, see `langchain_rcr.programs.get_parser`.
-        labels: what precedes a question and a program in the prompt (`Prompt.labels`).
+    For the arguments see `candidates`.
     """
     reading = read_answer(answer, get_parser(language).parse, language, labels)
     return reading.program or reading.likeliest

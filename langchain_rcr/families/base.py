@@ -199,11 +199,7 @@ class Family(ABC):
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
         """Features of training questions as if E_x had been fitted without those held out with each.
 
-        Args:
-            encoder: E_x, after `fit`.
-            questions: training questions with their programs.
-            folds: the folds of the fit.
-            ways: (N,) how each question is held out: a column of `Folds.numbers`.
+        `ways` (N,) says how each is held out: by which column of `Folds.numbers`.
         """
         features: Features = encoder.featurize([question.asked for question in questions])
         return features

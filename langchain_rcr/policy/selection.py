@@ -303,12 +303,7 @@ def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, B
 
 
 def drawn_from(logits: NDArray[Any], tau: float | NDArray[np.float64]) -> NDArray[np.float64]:
-    """Log-probabilities of candidates of which one is drawn: log softmax(logits / τ); −inf where none can be.
-
-    Args:
-        logits: (R, t), −inf for what can't be drawn.
-        tau: above 0; or one of each row, (R, 1).
-    """
+    """Log-probabilities (R, t) of a draw: log softmax(logits / τ); −inf where none can be. τ may be (R, 1)."""
     scaled = logits / np.asarray(tau, dtype=np.float64)
     scaled -= np.maximum(scaled.max(axis=1, keepdims=True), _LEAST)
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -89,13 +89,7 @@ class ExamplePool:
     def filled(
         self, ids: Sequence[str], examples: Sequence[dict[str, Any]], where: Callable[[int], str]
     ) -> ExamplePool:
-        """A pool with the keys of this one that holds these examples themselves, not copies.
-
-        Args:
-            ids: (N,) unique.
-            examples: (N,) mappings.
-            where: how an error names the example at a position.
-        """
+        """A pool with the keys of this one that holds these examples themselves; `where` names one in an error."""
         pool = self._copy()
         pool.ids, pool.examples, pool._items = tuple(ids), tuple(examples), self._read(examples, where)
         return pool

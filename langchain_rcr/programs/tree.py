@@ -74,12 +74,7 @@ class Tree:
 
 
 def unfold(seed: T, expand: Callable[[T], tuple[str, Sequence[T]]]) -> Tree:
-    """Build a tree from its root down, without recursion.
-
-    Args:
-        seed: whatever stands for the root.
-        expand: gives a node's label and what stands for its children.
-    """
+    """Build a tree from the root's seed down, without recursion; `expand` gives a label and the children's seeds."""
     labels: list[str] = []
     arities: list[int] = []
     stack = [seed]

@@ -279,10 +279,7 @@ def build_execution(config: Settings, spec: ProgramSpec) -> Reward | None:
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
     """The model that answers prompts, to be closed; what it costs is booked under the run's folder.
 
-    Args:
-        config: of the run.
-        task: how programs are read.
-        keep: keep answers in a file beside the run folder, for all runs; otherwise only check that this could be done.
+    With `keep`, answers go to a file beside the run folder, for all runs; else it is only checked that they could.
     """
     from rcr_trainer.llm.cache import check_cache
     from rcr_trainer.llm.model import open_llm

@@ -88,12 +88,7 @@ class Joined:
         )
 
     def without(self, targets: _Floats, columns: slice) -> _Floats:
-        """(M + A, c) what is predicted for each landmark when it is left out: y − α / G_ii (see `without_folds`).
-
-        Args:
-            targets: (M + A, c) of these columns.
-            columns: which.
-        """
+        """(M + A, c) what is predicted of `targets` for each landmark without it: y − α / G_ii (`without_folds`)."""
         found: _Floats = targets - self.dual[:, columns] / np.diag(self.inverse)[:, None]
         return found
 
@@ -123,12 +118,7 @@ class NewLabels:
         self.weights = cues.fit(known.above(self._present(questions)), every)
 
     def likelihoods(self, questions: Sequence[str], predicted: _Floats) -> _Floats:
-        """(N, SPARE) how likely each question needs each column: what the kernel says or the phrases, if that is more.
-
-        Args:
-            questions: N questions.
-            predicted: (N, SPARE) what the kernel predicts.
-        """
+        """(N, SPARE) how likely questions need each column, by the kernel (`predicted`) or the phrases: the larger."""
         kernel = (predicted - self.chance) / (1 - self.chance)
         likely: _Floats = np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
         return likely

@@ -37,13 +37,7 @@ def phrases(bags: SparseRows) -> NDArray[np.int64]:
 
 
 def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> SparseRows:
-    """(N, F + 1) which phrases each question has; the last column is all ones.
-
-    Args:
-        bags: of the questions.
-        column: of each n-gram; −1: it is not a phrase.
-        count: F.
-    """
+    """(N, F + 1) which of F phrases each question has, and a 1; `column` has the phrase of each n-gram, −1: none."""
     place = column[bags.columns]
     kept = place >= 0
     starts = np.concatenate([[0], np.cumsum(kept)])[bags.starts].astype(np.int32)
@@ -55,10 +49,7 @@ def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> Sparse
 def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
     """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
 
-    Args:
-        present: (N, F + 1) of `incidence`.
-        targets: (N, S) 0 or 1, which structures each question's program has.
-        rounds: how often the weights are updated.
+    The targets (N, S) are 0 or 1: which structures the program of each question has.
     """
     size, count = targets.shape[1], np.bincount(present.columns, minlength=present.dim)
     rows, columns = np.nonzero(targets)

@@ -49,10 +49,8 @@ class Inventory(Vocabulary):
     def fit(cls, spec: ProgramSpec, programs: Sequence[str], limit: int) -> Inventory:
         """The structures of a pool.
 
-        Args:
-            spec: how programs are read.
-            programs: the pool's; of those that don't parse, the structures of their tokens.
-            limit: the most columns. If there are more, those that make up most of the programs are kept.
+        Of programs that don't parse it takes the structures of their tokens. If there are more columns than `limit`,
+        those that make up most of the programs are kept.
         """
         found = Counter(_structures(spec, text) for text in programs)
         owners: dict[str, list[int]] = {}

@@ -24,11 +24,7 @@ def cluster_bootstrap(
 ) -> np.ndarray:
     """Means (draws, M) over questions when their clusters are drawn anew: as many as there are, with replacement.
 
-    Args:
-        values: (B, M) of B questions in M comparisons, all of which see the same draws.
-        clusters: of each question; it is drawn with all its questions.
-        draws: how often.
-        seed: of the draws.
+    The values (B, M) are those of B questions in M comparisons, all of which see the same draws.
     """
     numbers: dict[Hashable, int] = {}
     members = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])

@@ -192,13 +192,7 @@ def plain(text: str) -> str:
 
 
 def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
-    """What a LangChain model generated for one prompt.
-
-    Args:
-        generation: a completion model's or a chat model's.
-        stop: the text ends before the first of these, whether or not the server heeds them.
-        whole: the call's `llm_output`, if the call had this prompt alone.
-    """
+    """What a model generated, up to the first of `stop`; `whole` is `llm_output` of a call for this prompt alone."""
     counts = _usage(generation, whole or {})
     info: dict[str, Any] = dict(generation.generation_info or {})
     if isinstance(generation, ChatGeneration):

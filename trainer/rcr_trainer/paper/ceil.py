@@ -89,13 +89,7 @@ def draw_sets(near: IntArray, count: int, k: int, rng: np.random.Generator) -> I
 
 
 def log_volumes(queries: Tensor, candidates: Tensor, lam: float) -> Tensor:
-    """(B, M) log det of the kernel of each set: Σ r / λ + log det S.
-
-    Args:
-        queries: (B, D) unit vectors.
-        candidates: (B, M, k, D) unit vectors of the sets' examples.
-        lam: λ.
-    """
+    """(B, M) log det of the kernel of sets (B, M, k, D) for queries (B, D), unit vectors: Σ r / λ + log det S."""
     relevance = (1 + torch.einsum("bd,bmkd->bmk", queries, candidates)) / 2
     similarity = (1 + candidates @ candidates.transpose(-1, -2)) / 2
     jitter = _JITTER * torch.eye(candidates.shape[2], device=candidates.device)
@@ -106,11 +100,8 @@ def log_volumes(queries: Tensor, candidates: Tensor, lam: float) -> Tensor:
 def margin_loss(values: Tensor, scores: Tensor) -> Tensor:
     """Σ over differences i in rank of the mean of max(0, v(worse) − v(better) + margin · i).
 
-    The values v of a question are scaled to 0 … 1 first.
-
-    Args:
-        values: (B, M) of the sets; gradients flow through them, but not through the scale.
-        scores: (B, M) of the language model; equal ones rank in the order given.
+    The values v (B, M) of a question are scaled to 0 … 1 first; gradients don't flow through the scale. Equal scores
+    (B, M) rank in the order given.
     """
     values = values.gather(1, scores.argsort(dim=1, descending=True, stable=True))
     least, most = (each.detach()[:, None] for each in values.aminmax(dim=1))

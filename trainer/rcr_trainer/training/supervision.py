@@ -169,12 +169,7 @@ class Batch:
         return replace(self, **own, positive=None if self.positive is None else self.positive[part])
 
     def allowed(self, forbidden: Sequence[IntArray], pool: int) -> NDArray[np.bool_]:
-        """(B, k, C) bool; which candidates each state may pick.
-
-        Args:
-            forbidden: for each query of the supervision the pool positions it never gets.
-            pool: N.
-        """
+        """(B, k, C) bool; which candidates each state may pick; `forbidden` are those that each query never gets."""
         column = np.full(pool, -1)
         column[self.candidates] = np.arange(len(self.candidates))
         allowed = np.ones((*self.steps.shape, len(self.candidates)), dtype=bool)
