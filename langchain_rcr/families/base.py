@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from langchain_rcr.families.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 
-    Encoders = tuple[Encoder, Encoder, Encoder]
-    """E_x, E_z and E_c."""
+Encoders: TypeAlias = "tuple[Encoder, Encoder, Encoder]"
+"""E_x, E_z and E_c."""
 
 logger = logging.getLogger(__name__)
 
@@ -223,11 +223,7 @@ def families() -> list[Family]:
 
 @cache
 def get_family(name: str) -> Family:
-    """The family of this name, always the same object.
-
-    Raises:
-        InputError: no installed distribution registers one, or it can't be loaded.
-    """
+    """The family of this name, always the same object; an `InputError` if no installed distribution has one."""
     point = _registered(tuple(sys.path)).get(name)
     if point is None:
         raise InputError(

@@ -14,10 +14,9 @@ from pydantic import Field, model_validator
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import contradiction
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
+from langchain_rcr.families.base import DEFAULT_BASE, Encoders, Family, ModelSettings
 
 if TYPE_CHECKING:
-    from langchain_rcr.families.base import Encoders
     from langchain_rcr.families.encoding import Backbone
 
 

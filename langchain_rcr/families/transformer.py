@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 from pydantic import model_validator
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import contradiction
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.base import Family, ModelSettings
-
-if TYPE_CHECKING:
-    from langchain_rcr.families.base import Encoders
+from langchain_rcr.families.base import Encoders, Family, ModelSettings
 
 
 class TransformerSettings(ModelSettings):

@@ -37,11 +37,7 @@ def seal(folder: Path) -> None:
 
 
 def verify(folder: Path, *, pool: bool = False) -> None:
-    """Check that the files of a checkpoint are those that were saved: with `pool` the pool's, else all others.
-
-    Raises:
-        CheckpointError: a file is missing, damaged, outside the folder, or doesn't belong to the checkpoint.
-    """
+    """Raise a `CheckpointError` unless files are those that were saved: with `pool` the pool's, else all others."""
     listed = _listed(folder)
     for name in sorted(_present(folder) - listed.keys()):
         if fnmatch(name, _POOL) == pool and ("/" in name or _is_ours(name)):
@@ -65,11 +61,7 @@ def verify(folder: Path, *, pool: bool = False) -> None:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a checkpoint's file.
-
-    Raises:
-        CheckpointError: it is outside the folder, by its name or by a symbolic link, or of a kind that we don't write.
-    """
+    """The path of a checkpoint's file; a `CheckpointError` if it is outside the folder, or of no kind that we write."""
     path, real = folder / name, folder.resolve()
     # In the hub's cache a file is a link to one of the repository's blobs.
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]

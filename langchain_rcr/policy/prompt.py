@@ -170,11 +170,7 @@ class Prompt(Section):
         return f"{self.question.format(source=item.source)}\n{self.answer.format(target=item.target)}"
 
     def text(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> str:
-        """The whole as one text, without `system`; `fields` are the question's further ones.
-
-        Raises:
-            InputError: a field is missing.
-        """
+        """The whole as one text, without `system`; an `InputError` if the question's further `fields` lack one."""
         return self._text(picks, question, self._given(picks, question, fields))
 
     def _text(self, picks: Sequence[Item], question: str, given: Mapping[str, Any]) -> str:

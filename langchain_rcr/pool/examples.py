@@ -104,11 +104,7 @@ class ExamplePool:
         return pool
 
     def item(self, example: Example, where: str = "the example") -> Item:
-        """What the encoders read of an example: the only place where its fields become text.
-
-        Raises:
-            PoolError: it is not a mapping, or a field is missing, not a string, blank or not valid Unicode.
-        """
+        """What the encoders read of an example, or a `PoolError`: the only place where its fields become text."""
         if not isinstance(example, Mapping):
             raise PoolError(f"{where} must be a mapping with {self.keys}, not {_kind(example)}")
         return Item(self._question(example, where), _text(example, self.target_key, where, what=" (the program)"))

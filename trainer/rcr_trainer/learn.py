@@ -136,15 +136,12 @@ def command(given: argparse.Namespace) -> None:
 
 def told(change: Change) -> str:
     """A change in a line."""
-    what = ", ".join(f"{name} {_short(value)}" for name, value in change.variant.items()) or "none"
+    values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in change.variant.items()}
+    what = ", ".join(f"{name} {value}" for name, value in values.items()) or "none"
     return (
         f"{what}: {change.before:.3f} → {change.before + change.gain:.3f}, {change.gain:+.3f} (95 % interval "
         f"{change.low:+.3f} to {change.high:+.3f}) on {change.questions} questions that didn't choose it"
     )
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
 
 
 class Policy:

@@ -114,11 +114,7 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
 
 
 def load_checked(config: Settings) -> tuple[Split, Task]:
-    """The split that the settings ask for, and its task, once it is certain that a run can work with it.
-
-    Raises:
-        RCRError: what would stop the run later, in the data, the settings or sft.checkpoint.
-    """
+    """The split that the settings ask for, and its task, or else the `RCRError` that would stop the run later."""
     from rcr_trainer.evaluation.resources import learners
 
     # Before anything is read or downloaded.

@@ -62,12 +62,7 @@ class Task:
 
 
 def load_split(data: DataSettings, seed: int) -> Split:
-    """The examples that the settings ask for; `seed` is that of what is drawn.
-
-    Raises:
-        DataError: a file can't be read; named with line and field.
-        ConfigError: no such split.
-    """
+    """The examples that the settings ask for; `seed` is that of what is drawn. Errors name line and field."""
     if data.anonymize_values:
         return printed(load_split(data.model_copy(update={"anonymize_values": False}), seed))
     if data.directory is not None:

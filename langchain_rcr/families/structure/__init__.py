@@ -11,14 +11,13 @@ from pydantic import Field
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.base import DEFAULT_BASE, Family, ModelSettings
+from langchain_rcr.families.base import DEFAULT_BASE, Encoders, Family, ModelSettings
 from langchain_rcr.families.state import AdditiveState
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from langchain_rcr.families.base import Encoders
     from langchain_rcr.families.encoding import Backbone
     from langchain_rcr.families.folds import Folds
     from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder

@@ -66,11 +66,7 @@ class FileCheck:
 
 
 def guess_keys(path: str | Path, source: str | None = None, target: str | None = None) -> Keys:
-    """The fields that hold question and program: by their names, or as the only two that hold text.
-
-    Raises:
-        DataError: the file can't be read, it isn't clear which fields are meant, or both are the same.
-    """
+    """The fields of question and program, by their names or as the only two with text; a `DataError` if not clear."""
     if source is not None and source == target:
         raise DataError(f"{path}: question and program can't both be field {source!r}")
     if source is not None and target is not None:
@@ -119,9 +115,6 @@ def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect
     """Look at files, and compare each with the first.
 
     `collect` goes on after a row that can't be read.
-
-    Raises:
-        DataError: a file can't be read, or, without `collect`, a row.
     """
     checks: list[FileCheck] = []
     for path in paths:

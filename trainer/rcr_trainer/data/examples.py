@@ -55,12 +55,7 @@ class Split:
 
 
 def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
-    """Write examples as JSON lines, atomically.
-
-    Raises:
-        InputError: the file can't be written.
-        DataError: a text is not Unicode (a lone surrogate).
-    """
+    """Write examples as JSON lines, atomically; a `DataError` for a text that is not Unicode (a lone surrogate)."""
     with atomic_file(path) as file:
         for example in examples:
             row = {"id": example.id, "source": example.source, "target": example.target, **example.fields}

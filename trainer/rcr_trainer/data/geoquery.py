@@ -73,11 +73,7 @@ def _digest(content: bytes) -> str:
 
 
 def published_ids(folder: Path, name: str) -> Path:
-    """The ids of one of the paper's splits, downloaded into the corpus' folder unless they are there.
-
-    Raises:
-        DataError: they can't be downloaded, or the file that is there is another.
-    """
+    """The ids of one of the paper's splits, downloaded into the corpus' folder unless there, or a `DataError`."""
     source, sha256 = PUBLISHED[name]
     path = folder / ("splits" if name == "standard" else "splits_csl") / f"{name}.json"
     if path.is_file() and (digest := _digest(path.read_bytes())) != sha256:

@@ -206,11 +206,7 @@ class EvaluationReport:
 
     @classmethod
     def read(cls, path: str | Path) -> EvaluationReport:
-        """Read evaluation.json, given its path or its directory.
-
-        Raises:
-            DataError: missing, unreadable, not a report, or one that a newer version has written.
-        """
+        """Read evaluation.json, given its path or its directory, or raise a `DataError`."""
         path = Path(path)
         path = path / REPORT if path.is_dir() else path
         try:
