@@ -6,12 +6,10 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.index.base import CandidateIndex
 from langchain_rcr.pool.examples import Example
-
-if TYPE_CHECKING:
-    from langchain_rcr.index.base import CandidateIndex
-    from langchain_rcr.pool.outcomes import OutcomeLog
-    from langchain_rcr.pool.store import ExampleStore
+from langchain_rcr.pool.outcomes import OutcomeLog
+from langchain_rcr.pool.store import ExampleStore
 
 
 class Changes:

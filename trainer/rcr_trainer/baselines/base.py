@@ -6,22 +6,20 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
 
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.index.ranking import checked_exclude, places
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.data.coverage import row_blocks
-
-if TYPE_CHECKING:
-    from langchain_rcr.basics.items import Item
-    from langchain_rcr.policy.triencoder import TriEncoder
-    from rcr_trainer.llm.scoring import Scorer
+from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """The pool positions that each query may not pick; None: no query is restricted."""

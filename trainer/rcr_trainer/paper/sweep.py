@@ -123,10 +123,8 @@ class Sweep:
     def run(self) -> Iterator[Cell]:
         """Do every run that is missing; yields each before it begins.
 
-        A variant whose own reward needs scores that the language model doesn't give is left out.
-
-        Raises:
-            RCRError: as `pipeline.run`. What is done stays done.
+        A variant whose own reward needs scores that the language model doesn't give is left out. If a run fails, what
+        is done stays done.
         """
         for cell in self.cells:
             if cell.done:

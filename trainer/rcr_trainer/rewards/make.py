@@ -86,11 +86,7 @@ def _executor(
 
 
 def mixture(parts: Mapping[Reward, float]) -> Reward:
-    """The weighted sum of rewards (reward → weight > 0); None for an answer that one of them can't score.
-
-    Raises:
-        ConfigError: no part, a weight that is not above 0, or a part that reads probabilities.
-    """
+    """The weighted sum of rewards (reward → weight > 0); None for an answer that one of them can't score."""
     if not parts or not all(weight > 0 for weight in parts.values()):
         raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
     if any(reward.likelihood for reward in parts):
