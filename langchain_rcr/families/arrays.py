@@ -34,12 +34,12 @@ def times(values: Any, matrix: Any) -> Any:
     return (values[0] @ matrix)[None] if len(values) == 1 else values @ matrix  # the same, in half the time
 
 
-def with_odds(likely: Any, least: float, *, power: Any = 1.0, shift: Any = 0.0) -> Any:
-    """Likelihoods, of `least` to 1 − `least`, whose odds are raised to a power; then their log-odds are shifted."""
+def shifted(likely: Any, shift: Any, least: float) -> Any:
+    """Likelihoods whose log-odds, of `least` to 1 − `least`, are shifted."""
     if not isinstance(likely, np.ndarray):
-        return (power * likely.logit(least) + shift).sigmoid()
+        return (likely.logit(least) + shift).sigmoid()
     bounded = likely.clip(least, 1 - least)
-    return 1 / (1 + np.exp(-(power * np.log(bounded / (1 - bounded)) + shift)))
+    return 1 / (1 + np.exp(-(np.log(bounded / (1 - bounded)) + shift)))
 
 
 def bag_sums(bags: SparseRows, weight: Any) -> Any:

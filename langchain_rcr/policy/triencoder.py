@@ -302,7 +302,7 @@ class TriEncoder(Module):
     def refitted(self, items: Sequence[Item], *, seed: int = 0) -> TriEncoder:
         """A policy with the settings of this one, fitted anew to examples in closed form.
 
-        What the race or GRPO made of weights by size, ε and ω stays; what GRPO made of those of single structures
+        What the race or GRPO made of weights by size, γ, ε and ω stays; what GRPO made of those of single structures
         doesn't. One that had too few examples to be fitted is fitted now.
 
         Raises:

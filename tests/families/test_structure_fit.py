@@ -101,8 +101,7 @@ def test_phrases_speak_for_small_structures_where_they_are_sure():
     encoder = fitted().query
     features = encoder.featurize(ITEMS[:5])
     features = replace(features, raw=np.float32(np.random.default_rng(0).random((5, len(encoder.inventory)))))
-    squares = features.raw**2, (1 - features.raw) ** 2  # γ = 2
-    kernel = (squares[0] / sum(squares))[:, encoder.inventory.owner]
+    kernel = features.raw[:, encoder.inventory.owner]
     said = np.zeros((5, len(encoder.inventory)), np.float32)
     said[:, encoder.inventory.small] = features.local
     said = said[:, encoder.inventory.owner]
@@ -332,26 +331,15 @@ def test_what_needs_are_worth_is_trained():
         assert gradient.abs().sum() > 0, name
 
 
-@pytest.mark.parametrize(("power", "expected"), [(1, [0, 0.25, 0.5, 0.8, 1]), (2, [0, 0.1, 0.5, 16 / 17, 1])])
-def test_odds_of_predictions_to_a_power_by_hand(power, expected):
-    encoder = TriEncoder.build("structure", ITEMS, spec=SPEC).query
-    features = encoder.featurize(ITEMS[:5])
-    given = np.float32([-0.2, 0.25, 0.5, 0.8, 1.3])[:, None]
-    given = replace(features, raw=np.repeat(given, len(encoder.inventory), axis=1), local=0 * features.local)
-    with torch.no_grad():
-        encoder.power.fill_(np.log(power))
-        likely = encoder.likelihoods(given).numpy()
-    np.testing.assert_allclose(likely, np.repeat(np.float32(expected)[:, None], likely.shape[1], axis=1), atol=2e-6)
-
-
 def test_value_by_hand():
     encoder = TriEncoder.build("structure", ITEMS, spec=SPEC, scale=2.0).query
     likely = torch.full((1, len(encoder.inventory.names)), 0.25)
     with torch.no_grad():
+        encoder.power.fill_(np.log(0.5))
         encoder.cost.fill_(np.log(0.1))
         encoder.worth.fill_(np.log(3))
-    # 2 · 3 · (¼ − 0.1 · ¾) for each structure of a column
-    expected = 6 * 0.175 * encoder.inventory.sizes
+    # 2 · 3 · (√¼ − 0.1 · ¾) for each structure of a column
+    expected = 6 * 0.425 * encoder.inventory.sizes
     np.testing.assert_allclose(encoder.valued(likely)[0].detach(), expected, rtol=1e-4)
     labels = [
         name for name, length in zip(encoder.inventory.names, encoder.inventory.lengths, strict=True) if length == 1
@@ -359,12 +347,12 @@ def test_value_by_hand():
     with torch.no_grad():
         encoder.by_size[0] = np.log(5)
     gained = encoder.valued(likely)[0].detach().numpy() - expected
-    assert gained.sum() == pytest.approx(4 * 6 * 0.175 * len(labels), rel=1e-4)
+    assert gained.sum() == pytest.approx(4 * 6 * 0.425 * len(labels), rel=1e-4)
 
 
 def test_what_a_fit_sets_by_size():
     sizes = {"labels ×": 8, "structures of 2 ×": 3, "structures of 3 ×": 1, "structures of 4 ×": 1}
-    assert fitted(words=0.5).query.logged() == pytest.approx({"γ": 2, "ε": 0.01, "ω": 0.5, **sizes})
+    assert fitted(words=0.5).query.logged() == pytest.approx({"γ": 1, "ε": 0.01, "ω": 0.5, **sizes})
 
 
 @pytest.mark.parametrize(("times", "second"), [(fitting.LABEL, "d"), (3, "b(b(c))")])

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.arrays import norms, sums, times, with_odds
+from langchain_rcr.families.arrays import norms, shifted, sums, times
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
@@ -97,9 +97,8 @@ class Needs:
 class NumpyNeedEncoder(BaseEncoder):
     """E_x: scale · how many structures of each column the question's program can be expected to have.
 
-    What a structure s of n nodes is worth to question x is w_s · w_n · (P(s|x) − ε · (1 − P(s|x))): ε is what showing
-    a structure costs that isn't needed, since it distracts a language model and makes prompts long. The odds of P, as
-    the landmarks predict it, are raised to the power of γ (`SHARPNESS`).
+    What a structure s of n nodes is worth to question x is w_s · w_n · (P(s|x)^γ − ε · (1 − P(s|x))): ε is what showing
+    a structure costs that isn't needed, since it distracts a language model and makes prompts long.
 
     Before it has been fitted (`fit`) it takes every question to need next to nothing.
 
@@ -225,12 +224,11 @@ class NumpyNeedEncoder(BaseEncoder):
     def describe(self, items: Sequence[Item]) -> None:
         """See `BaseEncoder.describe`.
 
-        The likeness of questions to descriptions adds to what the landmarks predict, whose odds are left as they are,
-        and rarity counts less.
+        The likeness of questions to descriptions adds to what the landmarks predict, and rarity counts less.
         """
         kept = self.tensors()
         if items and not self.descriptions.pairs:
-            self.put({"worth": RARITY_OF_DESCRIBED * kept["worth"], "power": np.zeros_like(kept["power"])})
+            self.put({"worth": RARITY_OF_DESCRIBED * kept["worth"]})
         programs = self.inventory.rows([item.target for item in items])
         self.descriptions = Descriptions.of(self.landmark_of(items).tolist(), programs, kept["mean"])
 
@@ -246,11 +244,11 @@ class NumpyNeedEncoder(BaseEncoder):
         return 0 < enough <= len(added) and int(self.unseen(self._names(added)).sum()) >= enough
 
     def keep_preferences(self, other: NumpyNeedEncoder) -> None:
-        """Take over what the race or GRPO made of ε, ω and the weights by size, whatever the structures are."""
+        """Take over what the race or GRPO made of γ, ε, ω and the weights by size, whatever the structures are."""
         own, others = self.tensors(), other.tensors()
         sizes = min(len(self.by_size), len(other.by_size))
         by_size = np.concatenate([others["by_size"][:sizes], own["by_size"][sizes:]])
-        numbers = {"cost", "wording", "homing"} & own.keys() & others.keys()
+        numbers = {"power", "cost", "wording", "homing"} & own.keys() & others.keys()
         self.put({name: others[name] for name in numbers} | {"by_size": by_size})
 
     def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -399,7 +397,7 @@ class NumpyNeedEncoder(BaseEncoder):
     def likelihoods(self, features: Needs) -> Any:
         """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""
         xp = self.xp
-        predicted = with_odds(self.raw(features), LEAST, power=xp.exp(self.power))
+        predicted = xp.clip(self.raw(features), 0, 1)
         said = xp.zeros_like(predicted)
         said[:, self.inventory.small] = self.given(features.local)
         by_phrases = said[:, self.owner]
@@ -408,7 +406,7 @@ class NumpyNeedEncoder(BaseEncoder):
         if features.shift is None:
             return likely
         shift = self.given(features.shift)
-        return xp.where(shift == 0, likely, with_odds(likely, LEAST, shift=shift))
+        return xp.where(shift == 0, likely, shifted(likely, shift, LEAST))
 
     def logged(self) -> dict[str, float]:
         """γ, ε, and how many times single labels and larger structures count."""
@@ -420,11 +418,12 @@ class NumpyNeedEncoder(BaseEncoder):
 
     def valued(self, likely: Any) -> Any:
         """(N, columns) what the inventory's columns are worth, from (N, S) likelihoods."""
-        worth = self.xp.exp(self.worth + self.by_size[self.lengths - 1]) * self._less_cost(likely)
+        worth = self.xp.exp(self.worth + self.by_size[self.lengths - 1]) * self._each(likely)
         return self.scale * sums(worth, self.owner, len(self.inventory))
 
-    def _less_cost(self, likely: Any) -> Any:
-        return likely - self.xp.exp(self.cost) * (1 - likely)
+    def _each(self, likely: Any) -> Any:
+        xp = self.xp
+        return xp.clip(likely, LEAST, None) ** xp.exp(self.power) - xp.exp(self.cost) * (1 - likely)
 
     def forward(self, features: Needs) -> Any:
         """(N, D): what the columns of the inventory are worth, the spare ones, the home, and the words."""
@@ -444,7 +443,7 @@ class NumpyNeedEncoder(BaseEncoder):
         if features.new is None:
             return self._none(features, SPARE)
         most = self.xp.exp(self.worth.max() + self.by_size[0]) * NEW_LABEL
-        return self.scale * most / MARKS * self._less_cost(self.given(features.new))
+        return self.scale * most / MARKS * self._each(self.given(features.new))
 
     def _none(self, features: Needs, columns: int) -> Any:
         return self.given(np.zeros((len(features), columns), dtype=np.float32))
