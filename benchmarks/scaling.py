@@ -1,8 +1,9 @@
-"""How cost grows: draws what serving.py and fit.py measured.
+"""How cost grows: draws what serving.py, large.py and fit.py measured.
 
     python benchmarks/serving.py --sizes 100,1000,10000,100000 --out serving.json
+    python benchmarks/large.py --sizes 100000,1000000 --out large.json
     python benchmarks/fit.py --out fit.json
-    python benchmarks/scaling.py --serving serving.json --fit fit.json --out scaling.png
+    python benchmarks/scaling.py --serving large.json serving.json --fit fit.json --out scaling.png
 
 Every panel has logarithmic axes; the dotted line is what reading all dense vectors once takes on the machine that
 measured, about the least that an exact scan of them can take.
@@ -73,6 +74,7 @@ def figure(results: Results, fits: Sequence[Mapping[str, float]]) -> Any:
     line = panel("one question, k = 4, without the encoder", "examples in the pool", "CPU ms")
     for name in OURS:
         line(by_size(results, f"ours, {name}"), name, name)
+        line(by_size(results, f"ours, {name}, in inverted lists"), f"{name}, in lists", name, linestyle="--")
     for name in PEERS:
         line(by_size(results, name), name, name)
 
@@ -106,11 +108,14 @@ def figure(results: Results, fits: Sequence[Mapping[str, float]]) -> Any:
 def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--serving", type=Path, nargs="+", required=True, help="what serving.py wrote; several files")
+    parser.add_argument("--serving", type=Path, nargs="+", required=True, help="what serving.py and large.py wrote")
     parser.add_argument("--fit", type=Path, required=True, help="what fit.py wrote")
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args()
-    results = {size: of for file in options.serving for size, of in json.loads(file.read_text())["results"].items()}
+    results: dict[str, dict[str, dict[str, float]]] = {}
+    for file in options.serving:
+        for size, of in json.loads(file.read_text())["results"].items():
+            results[size] = results.get(size, {}) | of  # the last file's, where several have a side
     figure(results, [*json.loads(options.fit.read_text())["results"].values()]).savefig(options.out)
 
 

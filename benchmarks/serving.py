@@ -1,15 +1,13 @@
 """What the calls cost that a user makes, beside LangChain's: `select_examples`, `batch`, adding, loading.
 
     python benchmarks/serving.py --out serving.json
-    python benchmarks/serving.py --sizes 440,3000,100000,1000000 --out large.json
+    python benchmarks/serving.py --sizes 440,3000,100000 --out serving.json
 
 All sides of a row run in one process, in turns, one thread each; a figure is the median of their CPU time, and what is
 claimed is the ratio to the peer. Vectors are drawn as real ones look (pools.py) and looked up, so that encoding costs
-next to nothing; above 200,000 examples only the calls for one question are measured. "lost" is what the picks' logits
-by inverted lists (`FaissIndex("ivf")`) fall short of the exact ones', summed over 64 questions. The rows with a real
-encoder read questions with the model of the extra `offline`. The peer is LangChain's
-`MaxMarginalRelevanceExampleSelector` over its FAISS store: rows that need it are left out where the package
-langchain-community is not installed.
+next to nothing; larger pools than 200,000 examples are for large.py. The rows with a real encoder read questions with
+the model of the extra `offline`. The peer is LangChain's `MaxMarginalRelevanceExampleSelector` over its FAISS store:
+rows that need it are left out where the package langchain-community is not installed.
 """
 
 from __future__ import annotations
@@ -44,8 +42,7 @@ if TYPE_CHECKING:
 
 K, LAM, FADE, FEW, BATCH, THREADS = 4, -0.3, 4, 8, 64, 32
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
-LISTS, MOST = 100_000, 200_000  # examples from which inverted lists are measured; up to which all but one question is
-_ASKED, _LISTS = "0", "ours, {}, in inverted lists"
+_ASKED = "0"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
 
 
@@ -167,52 +164,39 @@ def langchain_mmr(pool: np.ndarray, query: np.ndarray) -> Any:
 
 
 def selecting(size: int) -> dict[str, dict[str, float]]:
-    """One question, beyond encoding; and, of pools that aren't too large, many of them (`together`)."""
-    import faiss
+    """One question, beyond encoding, and many of them (`together`)."""
     import numpy as np
-
-    from langchain_rcr.index.faiss import FaissIndex
 
     vectors, queries = dense(size)
     pool, query, asked = np.asarray(vectors.candidate), queries[0], {"source": _ASKED}
-    flat = faiss.IndexFlatIP(pool.shape[1])
-    flat.add(pool)
-    ours, mmr = retriever(vectors, queries), langchain_mmr(pool, query) if size <= MOST else None
+    ours, mmr, scan = retriever(vectors, queries), langchain_mmr(pool, query), scanned(pool)
     has, needs = structures(size)
     sparse = retriever(has, needs)
+    as_matrix, covered = np.asarray(has.candidate), np.asarray(has.context)
     sides: dict[str, Callable[[], Any]] = {
         "ours, dense": lambda: ours.select_examples(asked),
         "ours, structures": lambda: sparse.select_examples(asked),
-        "one exact FAISS scan": lambda: flat.search(query[None], K),
+        "one exact FAISS scan": lambda: scan(query),
         "reading all vectors once": pool.max,
+        "plain loop, dense": lambda: plain(pool, np.asarray(vectors.context), query),
+        "plain loop, structures as a dense matrix": lambda: plain(as_matrix, covered, needs[0], saturating=True),
     }
-    lists: dict[str, tuple[Any, Any]] = {}
-    if size >= LISTS:
-        lists = {
-            _LISTS.format("dense"): (retriever(vectors, queries, FaissIndex("ivf")), ours),
-            _LISTS.format("structures"): (retriever(has, needs, FaissIndex("ivf")), sparse),
-        }
-        sides |= {name: partial(by_lists.select_examples, asked) for name, (by_lists, _) in lists.items()}
     if mmr is not None:
         sides["LangChain MMR"] = lambda: mmr.select_examples(asked)
-    if size <= MOST:
-        as_matrix, covered = np.asarray(has.candidate), np.asarray(has.context)
-        sides["plain loop, dense"] = lambda: plain(pool, np.asarray(vectors.context), query)
-        sides["plain loop, structures as a dense matrix"] = lambda: plain(as_matrix, covered, needs[0], saturating=True)
-        for k in DEPTHS:
-            deep, deeper = ours.model_copy(update={"k": k}), sparse.model_copy(update={"k": k})
-            sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
-            sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
-    figures = timed(sides)
-    for name, pair in lists.items():
-        found, exact = map(logits, pair)
-        figures[name]["lost"] = 1 - found / exact
-    return figures | (together(ours, sparse, mmr, asked) if size <= MOST else {})
+    for k in DEPTHS:
+        deep, deeper = ours.model_copy(update={"k": k}), sparse.model_copy(update={"k": k})
+        sides[f"ours, dense, k = {k}"] = lambda of=deep: of.select_examples(asked)
+        sides[f"ours, structures, k = {k}"] = lambda of=deeper: of.select_examples(asked)
+    return timed(sides) | together(ours, sparse, mmr, asked)
 
 
-def logits(of: SequentialCompositionalRetriever) -> float:
-    """Of the picks for all questions, each asked alone: their sum."""
-    return sum(pick.metadata["logit"] for n in range(BATCH) for pick in of.invoke(f"{n}"))
+def scanned(pool: np.ndarray) -> Callable[[np.ndarray], Any]:
+    """FAISS's exact search for K vectors (N, D), by one (D,)."""
+    import faiss
+
+    flat = faiss.IndexFlatIP(pool.shape[1])
+    flat.add(pool)
+    return lambda query: flat.search(query[None], K)
 
 
 def together(ours: Any, sparse: Any, mmr: Any, asked: dict[str, str]) -> dict[str, dict[str, float]]:
@@ -415,8 +399,8 @@ RATIOS = (
     ("ours, structures", "LangChain MMR"),
     ("ours, dense", "one exact FAISS scan"),
     ("ours, structures", "one exact FAISS scan"),
-    (_LISTS.format("dense"), "one exact FAISS scan"),
-    (_LISTS.format("structures"), "one exact FAISS scan"),
+    ("ours, dense, in inverted lists", "one exact FAISS scan"),
+    ("ours, structures, in inverted lists", "one exact FAISS scan"),
     ("ours, dense", "plain loop, dense"),
     ("ours, structures", "plain loop, structures as a dense matrix"),
     ("ours, dense, 64 together", "LangChain MMR"),
@@ -487,7 +471,7 @@ def main() -> int:
         return 0
 
     def calls(size: int) -> dict[str, dict[str, float]]:
-        return selecting(size) | (adding(size) | loading(size) if size <= MOST else {})
+        return selecting(size) | adding(size) | loading(size)
 
     cells = [(size, partial(calls, int(size))) for size in options.sizes.split(",")]
     print(markdown(sweep([*cells, ("600, whole calls", reading)], options.out, threads=options.threads)))
