@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows
+from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows, product
 from langchain_rcr.index.base import BEST
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import in_order, log_sums, nothing, slack
@@ -50,7 +50,7 @@ class ColumnTable(MatrixTable):
         for at, state in enumerate(states):
             near = self._near(rows, state, max(BEST, 4 * t))
             near = near[~np.isin(near, exclude[at])]
-            values = rows.dots(near, state)
+            values = product(state[None], rows.select(near))[0]
             if np.count_nonzero(values > 0) < t:  # what is needed is rare, or too frequent to be read
                 short.append(at)
                 continue
