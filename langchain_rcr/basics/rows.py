@@ -24,8 +24,9 @@ Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 16
 """Rows that a growing matrix has room for at first."""
-_LARGEST = 64
-"""Columns that are thought of as the largest of a state."""
+_TELLING, _RARE = 0.05, 0.001
+"""Columns are read for a state that are at least so large a share of its largest; of two that are as large, first the
+one that fewer rows have, down to this share of the rows."""
 _COUNTED = np.iinfo(np.int32).max
 """Most numbers of a sparse matrix: some 40 million examples."""
 _SMALL = 1 << 15
@@ -186,15 +187,16 @@ class SparseRows:
         scores += self._over(np.flatnonzero(change), change)
 
     def partly(self, state: FloatArray, most: int) -> FloatArray:
-        """Inner products (N,) with a state (D,) over the columns in which it is largest, above 0.
+        """Inner products (N,) with a state (D,) over columns in which it is large, above 0, and few rows have a number.
 
         It reads at most `most` numbers: columns that have more than are left are passed over.
         """
-        columns = list[int]()
-        for column in np.argsort(-state)[:_LARGEST].tolist():
-            if state[column] > 0 and self._counts[column] <= most:
+        large, columns = np.flatnonzero(state > _TELLING * state.max()), list[int]()
+        order = np.argsort(-state[large] / np.sqrt(self._counts[large] + _RARE * len(self)))
+        for column, count in zip(large[order].tolist(), self._counts[large[order]].tolist(), strict=True):
+            if count <= most:
                 columns.append(column)
-                most -= self._counts[column]
+                most -= count
         return self._over(np.array(columns, dtype=np.int64), state)
 
     def _over(self, columns: IntArray, state: FloatArray) -> FloatArray:
@@ -205,10 +207,9 @@ class SparseRows:
         return sums
 
     @cached_property
-    def _counts(self) -> list[int]:
+    def _counts(self) -> IntArray:
         """How many numbers each column has, (D,)."""
-        counts: list[int] = np.bincount(self.columns, minlength=self.dim).tolist()
-        return counts
+        return np.bincount(self.columns, minlength=self.dim)
 
     @cached_property
     def _layout(self) -> tuple[IntArray, IntArray, IntArray]:

@@ -46,7 +46,7 @@ def test_little_is_lost_and_little_is_read(monkeypatch):
         type(pool.candidate), "partly", lambda rows, state, most: read.append(most) or partly(rows, state, most)
     )
     exact, found = picked(MatrixTable(pool), needs), picked(ColumnTable(pool), needs)
-    assert read == [400] * 120
+    assert read == [600] * 120
     assert 0.9 * exact.logits.sum() < found.logits.sum()
     assert (found.positions != exact.positions).any()  # so this is the approximate search
     assert all(len({*row}) == 4 for row in found.positions.tolist())
