@@ -2,7 +2,7 @@
 
     python benchmarks/large.py --sizes 100000,1000000 --out large.json
 
-Pools and times are serving.py's; a million examples take some six minutes and 9 GB. "lost" is what the picks' logits
+Pools and times are serving.py's; a million examples take some ten minutes and 11 GB. "lost" is what the picks' logits
 by inverted lists (`FaissIndex("ivf")`) fall short of the exact ones', summed over 64 questions. The scan is timed
 beside both kinds of vectors; the one in the table is that beside the sparse ones.
 """
