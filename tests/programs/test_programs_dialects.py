@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import sqlglot
 from sqlglot.dialects.dialect import Dialect
 
 from langchain_rcr.programs import ProgramSpec, parse
@@ -19,18 +20,22 @@ REWRITTEN = ("SELECT id, v:address.city::string", "SELECT countIf(status = 500)"
 """How those begin that sqlglot writes with other types or functions."""
 NOT_WRITTEN = ("prql", "dax")
 """Dialects that sqlglot reads only."""
+IS_OLD = tuple(int(part) for part in sqlglot.__version__.split(".")[:2]) < (30, 25)
+of_today = pytest.mark.skipif(IS_OLD, reason="this sqlglot has fewer dialects, and reads some statements otherwise")
 
 
 def language(dialect: str) -> str:
     return f"sql:{dialect}" if dialect else "sql"
 
 
+@of_today
 def test_there_are_statements_of_every_dialect() -> None:
     assert len(STATEMENTS) > 200
     assert {dialect for dialect, _ in STATEMENTS} == {*SqlParser.dialects, ""}
     assert len({*STATEMENTS}) == len(STATEMENTS)
 
 
+@of_today
 @pytest.mark.parametrize(("dialect", "text"), STATEMENTS)
 def test_a_statement_means_the_same_however_it_is_written(dialect: str, text: str) -> None:
     spec, exact = ProgramSpec(language(dialect)), ProgramSpec(language(dialect), anonymize=False)
@@ -49,6 +54,7 @@ def test_a_statement_means_the_same_however_it_is_written(dialect: str, text: st
         assert exact.key(";\n".join(statements)) == said
 
 
+@of_today
 @pytest.mark.parametrize(
     ("dialect", "text", "tree"),
     [
