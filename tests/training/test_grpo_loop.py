@@ -12,34 +12,15 @@ from rcr_trainer.llm.cache import Answer
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
+from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical, run
 from training import Parrot, same_weights
 from training import train_grpo as train
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
-
-SPEC = ProgramSpec()
-SPLIT = covr_split("110", 0, 40, 0, dev=20)
-FAST = GRPOSettings(race=0, epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
-COVERAGE = make_reward("context_coverage", SPEC)
-
-
-def items(examples):
-    return [Item(e.source, e.target) for e in examples]
-
-
-def lexical(seed=0, dim=16):
-    return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, scale=20.0, lam=1.0)
-
-
-def run(model, config=FAST, reward=COVERAGE, dev=SPLIT.dev, **options):
-    return train(model, SPLIT.train, SPLIT.train, dev, SPEC, config, reward, **options)
-
 
 # ---------------------------------------------------------------- end to end
 

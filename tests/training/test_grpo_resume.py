@@ -3,45 +3,25 @@
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data import covr_split
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.rewards import RewardError, make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import state as training_state
+from small_grpo import COVERAGE, FAST, SPEC, SPLIT, lexical, run
 from tiny_bert import tiny_bert
 from training import Parrot, StopError, same_weights, stop_at, train_sft
-from training import train_grpo as train
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
-
-SPEC = ProgramSpec()
-SPLIT = covr_split("110", 0, 40, 0, dev=20)
-FAST = GRPOSettings(race=0, epochs=2, batch_size=16, group_size=8, lr=1e-3, beta=0.04)
-COVERAGE = make_reward("context_coverage", SPEC)
-
-
-def items(examples):
-    return [Item(e.source, e.target) for e in examples]
-
-
-def lexical(seed=0, dim=16):
-    return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, scale=20.0, lam=1.0)
 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory):
     words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
     return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
-
-
-def run(model, config=FAST, reward=COVERAGE, dev=SPLIT.dev, **options):
-    return train(model, SPLIT.train, SPLIT.train, dev, SPEC, config, reward, **options)
 
 
 @pytest.mark.slow
