@@ -74,7 +74,7 @@ class NumpyLinearEncoder(BaseEncoder):
         seed: int | None = 0,
     ) -> None:
         super().__init__()
-        self.backbone, self.vocabulary, self.queries, self.scale = backbone, vocabulary, queries, scale
+        self.backbone, self.vocabulary, self.queries, self.scale = backbone, vocabulary, queries, float(scale)
         width = 0 if backbone is None else backbone.dim
         self.dim = dim or width
         if not self.dim:

@@ -22,7 +22,10 @@ from langchain_rcr.families.backbone import (
 )
 from langchain_rcr.families.linear import LinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
+from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.structure.shown import NumpyProgramEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
 
@@ -112,6 +115,19 @@ def test_saved_and_loaded_to_the_bit(encoder, tmp_path):
     assert again.settings() == encoder.settings()
     assert again.reads() == encoder.reads()
     np.testing.assert_array_equal(again.encode(ITEMS), encoder.encode(ITEMS))
+
+
+@pytest.mark.parametrize("scale", ["loud", {}, [1, 2]])
+def test_a_strangers_scale_is_a_number(encoder, tmp_path, scale):
+    inventory = Inventory.fit(ProgramSpec(), [item.target for item in ITEMS], 100)
+    for number, one in enumerate((encoder, NumpyProgramEncoder(inventory, length_penalty=1.0))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        one.save(folder)
+        file, name = folder / "encoder.json", "length_penalty" if number else "scale"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {name: scale}))
+        with pytest.raises(CheckpointError, match=r"encoder\.json was not written by this version"):
+            type(one).load(folder, one.backbone)
 
 
 def test_a_query_of_100_000_characters(encoder):

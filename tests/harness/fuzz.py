@@ -123,10 +123,18 @@ def checkpoints() -> tuple[Path, ...]:
     options: dict[str, Any] = {"k": 2, "language": "functional"}
     fitted = SequentialCompositionalRetriever.from_examples(rows, **options)
     items, base = [Item(row["source"], row["target"]) for row in ROWS], tiny_bert(folder / "base")
-    models = [lexical(ROWS, 8), *(TriEncoder.build(name, items, base=base) for name in ("embeddings", "transformer"))]
-    for retriever in (fitted, *(SequentialCompositionalRetriever.from_encoder(model, ROWS, k=2) for model in models)):
-        retriever.save(folder / retriever.store.encoder.family.name)
-    return tuple(folder / name for name in ("structure", "lexical", "embeddings", "transformer"))
+    bases = {"embeddings": base, "static": f"static:{base}", "transformer": base}
+    models = [TriEncoder.build(name.replace("static", "embeddings"), items, base=at) for name, at in bases.items()]
+    plain, *over_models = (
+        SequentialCompositionalRetriever.from_encoder(model, ROWS, k=2) for model in (lexical(ROWS, 8), *models)
+    )
+    fitted.save(folder / "structure")
+    plain.save(folder / "lexical")
+    for retriever, name in zip(over_models, bases, strict=True):
+        retriever.save(folder / name)
+    for runtime in ("onnx", "onnx-int8"):
+        over_models[0].save(folder / runtime, runtime=runtime)
+    return tuple(folder / name for name in ("structure", "lexical", *bases, "onnx", "onnx-int8"))
 
 
 def changed_tensors(fuzz: Fuzz, file: Path) -> None:
@@ -135,7 +143,7 @@ def changed_tensors(fuzz: Fuzz, file: Path) -> None:
     name = fuzz.random.choice(list(tensors))
     tensor = tensors.pop(name)
     cut = fuzz.random.randint(0, tensor.numel())
-    number = fuzz.one(-1, 0, 2**31 - 1, 1e9, -1e9) if tensor.dtype != torch.bool else True
+    number = fuzz.one(-1, 0, 127, *((2**31 - 1, 1e9, -1e9) if tensor.dtype.itemsize > 1 else ()))
     some = tensor.clone()
     some.view(-1)[cut : cut + 3] = number
     changed = fuzz.one(
@@ -187,7 +195,8 @@ def checkpoint_json(fuzz: Fuzz) -> str:
         try:
             with nullcontext() if readable or fuzz.random.random() < 0.2 else forged(copy):
                 retriever = SequentialCompositionalRetriever.from_pretrained(copy)
-                retriever.select_examples({"source": "question 1"})
+                for question in ("question 1", "\u5e02 \U0001f600 \0", "x" * 10_000):
+                    retriever.select_examples({"source": question})
         except RCRError as error:
             return f"{file.name}: {refused(error)}"
         return f"{file.name}: loaded"

@@ -152,7 +152,7 @@ class NumpyNeedEncoder(BaseEncoder):
         described: Sequence[Sequence[int]] = (),
     ) -> None:
         super().__init__()
-        self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, scale
+        self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, float(scale)
         self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
         self.descriptions = Descriptions(described)
         columns, self.homes = len(inventory), HOMES if homes else 0

@@ -48,7 +48,8 @@ class NumpyProgramEncoder(BaseEncoder):
         homes: bool | int = False,
     ) -> None:
         super().__init__()
-        self.inventory, self.scale, self.context, self.length_penalty = inventory, scale, context, length_penalty
+        self.inventory, self.scale, self.context = inventory, float(scale), context
+        self.length_penalty = float(length_penalty)
         self.homes, self.structures = HOMES if homes else 0, len(inventory) + SPARE
         self.dim = self.structures + self.homes + WORDS
         self.keep("weight", np.ones(len(inventory), dtype=np.float32), trained=True)
