@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.untrusted import SPECIAL_TOKENS
+from langchain_rcr.families.untrusted import SPECIAL_TOKENS, refusing
 
 Pooling = Literal["mean", "cls"]
 Read: TypeAlias = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
@@ -57,6 +57,16 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that a tokenizer_config.json names, by their role."""
     given = {name: settings[name] for name in SPECIAL_TOKENS if settings.get(name) is not None}
     return {name: value["content"] if isinstance(value, dict) else value for name, value in given.items()}
+
+
+def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int, *, special: bool) -> list[list[int]]:
+    """Ids of each text's tokens, with special ones or without, or an `InputError` if the tokenizer fails at one.
+
+    The tokenizer cuts at `max_length` tokens.
+    """
+    cut = [text[: MAX_CHARACTERS * max_length] for text in texts]
+    with refusing("the tokenizer fails"):
+        return [each.ids for each in tokenizer.encode_batch_fast(cut, add_special_tokens=special)]
 
 
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:

@@ -22,11 +22,11 @@ from langchain_rcr.families import bert
 from langchain_rcr.families.model_files import (
     INSIDE,
     LIMITS,
-    MAX_CHARACTERS,
     Pooling,
     Read,
     model_folder,
     special_tokens,
+    token_ids,
     unit,
 )
 from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
@@ -115,8 +115,8 @@ class OnnxBackbone:
         tokenizer, special = self._tokenizer
         pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens: list[NDArray[np.float32]] = []
-        for row, text in enumerate(track(texts, "reading questions")):
-            ids = tokenizer.encode(text[: MAX_CHARACTERS * self.max_length]).ids
+        every = token_ids(tokenizer, texts, self.max_length, special=True)
+        for row, ids in enumerate(track(every, "reading questions")):
             if not ids:
                 tokens.append(np.zeros((0, self.dim), dtype=np.float32))
                 continue

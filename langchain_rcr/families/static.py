@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.model_files import MAX_CHARACTERS, Read, model_folder, unit
+from langchain_rcr.families.model_files import Read, model_folder, token_ids, unit
 from langchain_rcr.families.untrusted import check_tokenizer, refusing
 
 PREFIX = "static:"
@@ -84,9 +84,8 @@ class StaticBackbone:
 
     def read(self, texts: Sequence[str]) -> Read:
         """Unit vectors (N, d) of texts, zeros for one without tokens, and the vectors (T, d) of each one's tokens."""
-        cut = [text[: MAX_CHARACTERS * self._max_length] for text in texts]
-        encoded = self._tokenizer.encode_batch_fast(cut, add_special_tokens=False)
-        ids = [np.array(each.ids, dtype=np.int64) for each in encoded]
+        found = token_ids(self._tokenizer, texts, self._max_length, special=False)
+        ids = [np.array(each, dtype=np.int64) for each in found]
         tokens = [self._tokens[each].astype(np.float32) for each in ids]
         sums = np.zeros((len(texts), self.dim), dtype=np.float32)
         for row, (each, vectors) in enumerate(zip(ids, tokens, strict=True)):

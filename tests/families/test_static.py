@@ -3,6 +3,7 @@
 import copy
 import json
 import pickle
+import shutil
 import subprocess
 import sys
 
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.backbone import load_backbone, open_backbone, save_backbone
+from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.families.static import StaticBackbone
 from langchain_rcr.families.structure import StructureSettings
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -47,6 +49,17 @@ def test_a_text_by_hand():
     expected = np.array([1 / (0.001 + 6 / 13), 2 / (0.001 + 3 / 13)])
     np.testing.assert_allclose(vectors, [expected / np.linalg.norm(expected), [0, 1]], rtol=1e-5)
     np.testing.assert_array_equal(tokens[0], [[1, 0], [0, 2]])
+
+
+def test_a_word_that_a_strangers_tokenizer_fails_at_is_refused_in_a_line(bert, tmp_path):
+    folder = shutil.copytree(bert, tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["model"]["unk_token"] = "[NOT THERE]"
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    for backbone in (StaticBackbone.of(str(folder)), OnnxBackbone(str(folder))):
+        backbone.embed(["?"])
+        with pytest.raises(InputError, match=r"^the tokenizer fails: .*\[NOT THERE\]"):
+            backbone.embed(["\N{SNOWMAN}"])
 
 
 def test_its_token_vectors_are_the_models_centred_and_turned(bert, static):
