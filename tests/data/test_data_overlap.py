@@ -96,6 +96,6 @@ def test_a_run_says_it_before_it_trains_and_the_paragraph_repeats_it(files, caps
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     assert lines.index(FOUND) < lines.index("sft …")
-    assert "1 of 12 questions are in the pool with their programs, which flatters." in " ".join(captured.out.split())
+    assert "1 of 12 questions are in the pool with their programs: rcr has seen" in " ".join(captured.out.split())
     assert cli.main(["run", "my.yaml"]) == 0
     assert "also" not in capsys.readouterr().err

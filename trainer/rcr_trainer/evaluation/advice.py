@@ -166,7 +166,10 @@ def _on_queries(report: EvaluationReport) -> list[str]:
     """What makes all this better than it would be on new questions."""
     said = []
     if report.repeated:
-        said.append(f"{report.repeated} of {report.n} questions are in the pool with their programs, which flatters.")
+        said.append(
+            f"{report.repeated} of {report.n} questions are in the pool with their programs: rcr has seen them, and no "
+            "selector may pick them."
+        )
     if report.part == "dev":
         said.append(
             "These are development queries, on which training was stopped and settings were chosen: all this is "

@@ -101,8 +101,6 @@ def notes(report: EvaluationReport) -> list[str]:
     for name, choice in report.trade_offs.items():
         how = f"best of {len(choice.coverage)} on {choice.chosen_on}" if choice.coverage else "default"
         lines.append(f"{name}: {choice.parameter} = {choice.value:g} ({how}).")
-    if report.repeated:
-        lines.append(f"{report.repeated} queries are in the pool, too, with question and program.")
     if report.skipped_queries:
         lines.append(f"{report.skipped_queries} queries left out: their gold program doesn't parse.")
     return [*lines, *(f"{name} left out: {reason.rstrip('.')}." for name, reason in report.left_out.items())]
