@@ -155,9 +155,22 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             try:
                 line = json.loads(text)
                 line.pop("time")
-                fits = line.keys() - {"text"} in (names, {"run", "outcome"})
-            except (ValueError, AttributeError, KeyError, TypeError):
+                fits = line.keys() - {"text"} in (names, {"run", "outcome"}) and _sound(line)
+            except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
                 fits = False
             if not fits:
                 raise InputError(f"{file}, line {number}: not a line of an outcome log")
             yield line
+
+
+def _sound(line: dict[str, Any]) -> bool:
+    """Whether all values of a line are of their kinds; an exception may say no, too."""
+    picks, chances = line.get("picks", ()), line.get("probabilities", ())
+    texts = [*picks, *(line.get(name) for name in ("question", "policy", "run", "text"))]
+    numbers = [line["outcome"], line.get("explore"), *chances]
+    return (
+        len(picks) == len(chances)
+        and all(text is None or isinstance(text, str) for text in texts)
+        and all(number is None or (isinstance(number, int | float) and math.isfinite(number)) for number in numbers)
+        and all(chance is None or 0 <= chance < 1.01 for chance in chances)  # rounding
+    )

@@ -58,6 +58,25 @@ def test_writers_side_by_side_lose_no_line(tmp_path: Path) -> None:
     assert sorted(each.outcome for each in log.read() if each.outcome is not None) == [*map(float, range(200))]
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        *({"picks": value} for value in (None, 1, ["a"], [1, 2])),
+        *({"probabilities": value} for value in (None, ["x", 0.5], [-0.5, 0.5], [[1], 1], [0.5])),
+        *({"outcome": value} for value in ("x", [], float("inf"), 10**400)),
+        *({"explore": value} for value in ("x", [[1]], [None])),
+        *({name: []} for name in ("question", "policy", "run")),
+    ],
+)
+def test_a_value_of_another_kind_is_named(tmp_path: Path, change: dict[str, object]) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    log.record("one", PICKS, 1)
+    assert len(PICKS) == 2
+    log.path.write_text(json.dumps(json.loads(log.path.read_text()) | change) + "\n")
+    with pytest.raises(InputError, match=r"outcomes\.jsonl, line 1: not a line of an outcome log"):
+        list(log.read())
+
+
 @pytest.mark.parametrize("line", ["{", "[]", '{"a": 1}', '{"time": "", "run": "r"}'])
 def test_a_line_of_something_else_is_named(tmp_path: Path, line: str) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
