@@ -83,13 +83,15 @@ _FIND = """
 SELECT id, format, fingerprint, dim, examples, longest, to_regclass(%s || 'rcr_examples_' || id || '_hnsw') IS NOT NULL
 FROM {schema}rcr_pools WHERE name = %s
 """
-_KNOWN = "SELECT id FROM {table} WHERE id = ANY (%s)"
-_ROWS = "SELECT id, example::text, program FROM {table} WHERE %s::text[] IS NULL OR id = ANY (%s::text[]) ORDER BY key"
+_KNOWN = "SELECT id FROM {table} WHERE id = ANY (%(ids)s)"
+_ROWS = """
+SELECT id, example::text, program FROM {table} WHERE %(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]) ORDER BY key
+"""
 _COPY = "COPY {table} (id, example, program, candidate, context) FROM STDIN (FORMAT BINARY)"
-_COUNT = "UPDATE {schema}rcr_pools SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = %s"
+_COUNT = "UPDATE {schema}rcr_pools SET examples = examples + %s, longest = greatest(longest, %s) WHERE id = {pool}"
 _DELETE = """
-WITH gone AS (DELETE FROM {table} WHERE id = ANY (%s) RETURNING 1), number AS (SELECT count(*) AS n FROM gone)
-UPDATE {schema}rcr_pools SET examples = examples - n FROM number WHERE id = %s RETURNING n
+WITH gone AS (DELETE FROM {table} WHERE id = ANY (%(ids)s) RETURNING 1), number AS (SELECT count(*) AS n FROM gone)
+UPDATE {schema}rcr_pools SET examples = examples - n FROM number WHERE id = {pool} RETURNING n
 """
 
 
@@ -257,39 +259,33 @@ class PgVectorIndex:
     async def _add(self, packed: list[Any], vectors: PoolVectors, gone: list[str], *binding: Any) -> None:
         ids = [row[0] for row in packed]
         async with self._opened(WRITING) as (transaction, found):
-            pool = await self._claimed(transaction, found, *binding)
+            await self._claimed(transaction, found, *binding)
             if gone:
-                await transaction.fetch(_DELETE, [gone, pool.id])
-            if gone != ids and (taken := await transaction.fetch(_KNOWN, [ids])):
+                await transaction.fetch(_DELETE, {"ids": gone})
+            if gone != ids and (taken := await transaction.fetch(_KNOWN, {"ids": ids})):
                 check_ids(ids, {one for (one,) in taken})
             each = zip(packed, vectors.candidate, vectors.context, strict=True)
             await transaction.copy(_COPY, ((*row, *both) for row, *both in each))
-            await transaction.fetch(_COUNT, [len(ids), longest(vectors.candidate), pool.id])
+            await transaction.fetch(_COUNT, [len(ids), longest(vectors.candidate)])
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
-        return self.run(self._delete([*filter(storable, ids)]))
-
-    async def _delete(self, ids: list[str]) -> int:
-        async with self._opened(WRITING) as (transaction, pool):
-            return (await transaction.fetch(_DELETE, [ids, pool.id]))[0][0] if pool else 0
+        return sum(count for (count,) in self.run(self._told(WRITING, _DELETE, ids)))
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        return self.run(self._known([*filter(storable, ids)]))
-
-    async def _known(self, ids: list[str]) -> set[str]:
-        async with self._opened(READING) as (transaction, pool):
-            return {one for (one,) in await transaction.fetch(_KNOWN, [ids])} if pool else set()
+        return {one for (one,) in self.run(self._told(READING, _KNOWN, ids))}
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """See `CandidateIndex.rows`."""
-        return self.run(self._rows(None if ids is None else [*filter(storable, ids)]))
+        found = self.run(self._told(READING, _ROWS, ids))
+        return [Row(example_id, json.loads(example), program) for example_id, example, program in found]
 
-    async def _rows(self, ids: list[str] | None) -> list[Row]:
-        async with self._opened(READING) as (transaction, pool):
-            found = await transaction.fetch(_ROWS, [ids, ids]) if pool else []
-            return [Row(example_id, json.loads(example), program) for example_id, example, program in found]
+    async def _told(self, mode: str, statement: str, ids: Collection[str] | None) -> list[tuple[Any, ...]]:
+        """The rows that a statement on some ids, or all, returns; none where there is no pool."""
+        async with self._opened(mode) as (transaction, pool):
+            known = None if ids is None else [*filter(storable, ids)]
+            return await transaction.fetch(statement, {"ids": known}) if pool else []
 
     def close(self) -> None:
         """Close the connections; a second call does nothing."""
@@ -324,7 +320,7 @@ class PgVectorIndex:
                 f"pgvector: the pool {self.pool!r} has format {pool.format}, from a newer langchain-rcr; "
                 f"this one knows up to {FORMAT}: upgrade it"
             )
-        transaction.names["table"] = f"{schema}rcr_examples_{pool.id}"
+        transaction.names |= {"pool": str(pool.id), "table": f"{schema}rcr_examples_{pool.id}"}
         return pool
 
     def _check(self, pool: Pool | None, fingerprint: str, dim: int) -> None:
@@ -336,8 +332,8 @@ class PgVectorIndex:
                 "add the examples to a pool of another name, or delete them here and add them again"
             )
 
-    async def _claimed(self, transaction: Transaction, pool: Pool | None, fingerprint: str, dim: int) -> Pool:
-        """The pool, locked, for vectors of these encoders: made if there is none, taken over if it is empty."""
+    async def _claimed(self, transaction: Transaction, pool: Pool | None, fingerprint: str, dim: int) -> None:
+        """See to the pool, locked, for vectors of these encoders: made if there is none, taken over if it is empty."""
         while pool is None:
             if not transaction.database.ready:
                 await self._prepare(transaction)
@@ -348,12 +344,11 @@ class PgVectorIndex:
         anew = (pool.fingerprint, pool.dim) != (fingerprint, dim)
         if anew:
             await transaction.fetch(_EXAMPLES.replace("{dim}", str(dim)))
-            query = "UPDATE {schema}rcr_pools SET fingerprint = %s, dim = %s, longest = 0 WHERE id = %s"
-            await transaction.fetch(query, [fingerprint, dim, pool.id])
+            query = "UPDATE {schema}rcr_pools SET fingerprint = %s, dim = %s, longest = 0 WHERE id = {pool}"
+            await transaction.fetch(query, [fingerprint, dim])
         if self._kind == "hnsw" and (anew or not pool.indexed):
             parts = f"rcr_examples_{pool.id}_hnsw", self._m, self._ef_construction
             await transaction.fetch(_HNSW.format(*parts, table="{table}"))
-        return pool
 
     async def _prepare(self, transaction: Transaction) -> None:
         """Make the table of pools, and what it needs."""
