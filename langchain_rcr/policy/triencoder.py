@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -127,6 +128,21 @@ class TriEncoder(Module):
     def vary(self, changes: Mapping[str, Any]) -> None:
         """Change settings that need no new fit, such as λ; vectors made before may no longer fit."""
         self.config = self.family.vary(self.encoders, self.config, changes)
+
+    @contextmanager
+    def varied(self, changes: Mapping[str, Any]) -> Iterator[None]:
+        """`vary` within the block; afterwards all is as before."""
+        config = self.config
+        before = [{name: array.copy() for name, array in encoder.tensors().items()} for encoder in self.encoders]
+        self.vary(changes)
+        try:
+            yield
+        finally:
+            for encoder, arrays in zip(self.encoders, before, strict=True):
+                now = encoder.tensors()
+                encoder.put({name: array for name, array in arrays.items() if not np.array_equal(now[name], array)})
+            self.config = config
+            self.vary({})
 
     def encode_queries(
         self,

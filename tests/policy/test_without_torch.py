@@ -89,6 +89,13 @@ def test_a_fit_by_numpy_is_torch_s():
     assert torch.config == numpy.config
     again = numpy.refitted(ITEMS[:30])
     assert again.query.logged()["ε"] == pytest.approx(0.2)
+    for model in (torch, numpy):
+        before, vectors = model.fingerprint(), np.asarray(model.encode_pool(ITEMS).candidate)
+        with model.varied({"words": 2.0, "length_penalty": 1.0}):
+            assert model.query.logged()["ω"] == pytest.approx(2.0)
+            assert not np.array_equal(np.asarray(model.encode_pool(ITEMS).candidate), vectors)
+        assert model.fingerprint() == before
+        np.testing.assert_array_equal(np.asarray(model.encode_pool(ITEMS).candidate), vectors)
 
 
 def test_without_torch_a_family_that_needs_it_says_so(monkeypatch, tmp_path, bert):

@@ -152,7 +152,6 @@ class Policy:
         self.texts: list[str] = []
         """The different questions."""
         self._pool = self.model.featurize_pool(_pool(retriever).items())
-        self._start = {name: array.copy() for name, array in self.model.query.tensors().items()}
         self._settings = self.model.config
 
     @cached_property
@@ -178,14 +177,8 @@ class Policy:
     @contextmanager
     def varied(self, variant: Variant, logged: Logged) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
         """E_x of questions and the pool's vectors under a variant, which the model is meanwhile."""
-        self.model.vary(variant)
-        try:
+        with self.model.varied(variant):
             yield self.model.query.vectors(self._questions)[logged.asked], self.model.pool_vectors(*self._pool)
-        finally:
-            varied = self.model.query.tensors()
-            changed = {name: array for name, array in self._start.items() if not np.array_equal(varied[name], array)}
-            self.model.query.put(changed)
-            self.model.config = self._settings
 
     def follow(self, variant: Variant, logged: Logged, *, draws: bool = True) -> tuple[FloatArray, NDArray[np.int64]]:
         """Log-probabilities (B, k) of the logged picks under a variant, and picks that it draws (B, k)."""

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import combinations
 from typing import Any, NamedTuple, TypeAlias
@@ -108,23 +107,13 @@ class _Variants:
         self.rows, self.guard = order[: config.race], Guard(job, environment, order)
         self.reward = _reward(job, environment)
         self._pool = job.model.featurize_pool([example.item for example in job.pool])
-        self._weights = {name: tensor.clone() for name, tensor in job.model.state_dict().items()}
-        self._settings = job.model.config
         self._picked: dict[frozenset[tuple[str, Any]], tuple[IntArray, float]] = {}
-
-    @contextmanager
-    def _varied(self, variant: Variant) -> Iterator[None]:
-        model = self._job.model
-        model.vary(variant)
-        yield
-        model.load_state_dict(self._weights)
-        model.config = self._settings
 
     def _of(self, variant: Variant) -> tuple[IntArray, float]:
         """The picks (len(rows), k), and what the guard says of them; computed once."""
         job, environment = self._job, self._environment
         if (name := frozenset(variant.items())) not in self._picked:
-            with self._varied(variant):
+            with job.model.varied(variant):
                 vectors, k = job.model.pool_vectors(*self._pool), self._config.picks(job.model.config)
                 picks = greedy_picks(job, environment.features, environment.barred, self.rows, vectors, k)
                 self._picked[name] = picks, self.guard.share(vectors, k)
@@ -138,7 +127,7 @@ class _Variants:
         """The rewards (n,) of a variant on some of the rows."""
         queries, picks = self._queries(asked), self._of(variant)[0][asked]
         part = self._job.processes.part(len(queries))
-        with self._varied(variant):  # whose order prompts have
+        with self._job.model.varied(variant):  # whose order prompts have
             rewards = self._environment.score(queries[part], picks[part], self.reward)[0]
         return self._job.processes.gather(rewards, len(queries))
 
