@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 from rcr_trainer.evaluation.report import EvaluationReport, SelectorScores
 
 
@@ -22,3 +25,10 @@ def report(selectors, **about):
         figures.kind = "oracle" if name == "oracle" else "trained" if name.startswith("rcr") else "plain"
     defaults = {"k": 4, "n": 200, "programs": 150, "split": "toy", "seed": 0, "pool_size": 300}
     return EvaluationReport(selectors=selectors, **{**defaults, **about})
+
+
+def logged(folder: Path, stage: str | None = None):
+    """What a run has logged, of one stage or all; of a step logged twice (after a kill) the later."""
+    file = folder / "metrics.jsonl"
+    rows = map(json.loads, file.read_text().splitlines() if file.exists() else ())
+    return list({(row["stage"], row["step"]): row for row in rows if stage in (None, row["stage"])}.values())

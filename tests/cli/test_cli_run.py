@@ -11,6 +11,7 @@ from rcr_trainer.data import covr_split, write_split
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import divide, load_split
+from reports import logged
 
 pytestmark = pytest.mark.slow
 
@@ -49,7 +50,7 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert pool[0].keys() == {"id", "source", "target"}
     assert Run.open(folder).config.sft.k == 3
     assert Run.open(folder).status == "finished"
-    assert [row["step"] for row in Run.open(folder).metrics("sft")] == [0, 1, 2]
+    assert [row["step"] for row in logged(folder, "sft")] == [0, 1, 2]
 
     before = {path: path.stat().st_mtime_ns for path in (folder / "checkpoint").rglob("*")}
     assert cli.main(["run", "demo.yaml", "--sft.k=3"]) == 0
@@ -97,7 +98,7 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
     assert cli.main(["run", "demo.yaml", "--resume"]) == 0
     assert "data: done before" in capsys.readouterr().err
     assert (folder / "data" / "train.jsonl").stat().st_mtime_ns == made
-    assert [row["step"] for row in Run.open(folder).metrics("sft")] == [0, 1, 2]
+    assert [row["step"] for row in logged(folder, "sft")] == [0, 1, 2]
     assert Run.open(folder).status == "finished"
 
 

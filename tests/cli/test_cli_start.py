@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.runs.folder import Run
+from reports import logged
 
 from langchain_rcr.policy.triencoder import TriEncoder
 
@@ -46,7 +46,7 @@ def test_the_policy_is_taken_and_nothing_is_trained(capsys, here, start, taken):
     assert cli.main([*START, start]) == 0
     second = here / "second"
     assert weights(second / "checkpoint") == weights(here / "first" / taken)
-    assert Run.open(second).metrics("sft") == []
+    assert logged(second, "sft") == []
     assert (second / "checkpoint/pool.jsonl").read_bytes() == (here / "first/checkpoint/pool.jsonl").read_bytes()
     report = json.loads((second / "evaluation.json").read_text())
     before = json.loads((here / "first/evaluation.json").read_text())

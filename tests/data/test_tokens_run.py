@@ -15,6 +15,7 @@ from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import check_task, divide
+from reports import logged
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families.structure.inventory import SPARE
@@ -150,7 +151,7 @@ def test_reinforcement_goes_on_by_tokens(here):
         more += asks(server)
         assert cli.main(["run", "structure.yaml", *more, "--grpo.k=2", "--evaluation.answer_queries=3"]) == 0
     run = Run.open(here / "runs" / "structure")
-    figures = run.metrics("grpo")[-1]
+    figures = logged(run.path, "grpo")[-1]
     assert figures["unscored"] == 0
     assert 0 < figures["reward"] <= 1
     assert EvaluationReport.read(run.path).answers.n == 3
@@ -186,7 +187,7 @@ def test_development_queries_that_do_not_parse_are_as_none(here, family):
     write(here / "dev.jsonl", SPLIT.test[:4], broken)
     assert cli.main(["run", f"{family}.yaml", "--data.dev=dev.jsonl", "--evaluation.selectors=bm25"]) == 0
     run = Run.open(here / "runs" / family)
-    assert all("dev_coverage" not in row for row in run.metrics("sft"))
+    assert all("dev_coverage" not in row for row in logged(run.path, "sft"))
     assert EvaluationReport.read(run.path).n == 10
 
 

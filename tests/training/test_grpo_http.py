@@ -17,6 +17,7 @@ from pydantic import SecretStr
 from rcr_trainer import pipeline
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
+from reports import logged
 
 from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain
 
@@ -55,7 +56,7 @@ def rows(folder: Path, data: dict[str, Any], llm: dict[str, Any], **sections: An
         **sections,
     }
     run = pipeline.run(Settings.model_validate(values), until="grpo")
-    return run.metrics("grpo")
+    return logged(run.path, "grpo")
 
 
 def without(rows: list[dict[str, Any]], *names: str) -> list[dict[str, Any]]:

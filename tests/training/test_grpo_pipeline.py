@@ -16,6 +16,7 @@ from rcr_trainer.policies import build_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import divide, load_split
+from reports import logged
 
 from langchain_rcr.policy.triencoder import TriEncoder
 
@@ -47,7 +48,7 @@ def weights(folder):
 
 
 def rows(folder):
-    return [{k: v for k, v in row.items() if k != "time"} for row in Run.open(folder).metrics("grpo")]
+    return [{k: v for k, v in row.items() if k != "time"} for row in logged(folder, "grpo")]
 
 
 def test_a_run_with_grpo_compares_the_policy_before_and_after(capsys, here):
@@ -96,7 +97,7 @@ def test_without_sft_the_policy_is_reinforced_as_it_was_built(capsys, here):
     split = read_split(folder / "data")
     build_model(config, divide(config, split), {}).save_pretrained(here / "untrained")
     assert weights(here / "untrained") == weights(folder / "checkpoint-sft") != weights(folder / "checkpoint")
-    assert not Run.open(folder).metrics("sft")
+    assert not logged(folder, "sft")
 
 
 def test_without_sft_something_else_must_train(capsys, here):

@@ -10,6 +10,7 @@ import torch
 from answering import answering
 from rcr_trainer import cli
 from rcr_trainer.runs.folder import Run
+from reports import logged
 from several_processes import end, start
 
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -80,7 +81,7 @@ def weights(folder):
 
 
 def rows(folder):
-    return [{k: v for k, v in row.items() if k != "time"} for row in Run.open(folder).metrics()]
+    return [{k: v for k, v in row.items() if k != "time"} for row in logged(folder)]
 
 
 def _check_against_one_alone(here):

@@ -234,30 +234,16 @@ class Run:
             lead = b"" if file.read() in (b"", b"\n") else b"\n"
             file.write(lead + json.dumps(line).encode() + b"\n")
 
-    def metrics(self, stage: str | None = None) -> list[dict[str, Any]]:
-        """The logged metrics, of one stage or all; of a step logged twice (after a kill) the later."""
-        rows: dict[tuple[str, int], dict[str, Any]] = {}
-        for row in self._rows():
-            if stage in (None, row["stage"]):
-                rows[row["stage"], row["step"]] = row
-        return list(rows.values())
-
     def drop_metrics(self, stage: str) -> None:
-        """Forget what was logged for a stage, before it begins from its start again."""
+        """Forget what was logged for a stage, before it begins from its start again, and lines cut off by a kill."""
         if not self.writes:
             return
-        lines = [json.dumps(row) for row in self._rows() if row["stage"] != stage]
-        write_text(self.path / "metrics.jsonl", "".join(f"{line}\n" for line in lines))
-
-    def _rows(self) -> Iterator[dict[str, Any]]:
-        """The lines of metrics.jsonl; one cut off by a kill, or that `log` can't have written, is passed over."""
-        path = self.path / "metrics.jsonl"
+        path, kept = self.path / "metrics.jsonl", list[str]()
         for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
-            with suppress(ValueError, TypeError, KeyError, OverflowError, RecursionError):
-                row = json.loads(line)
-                numbers = [row["step"], *(value for name, value in row.items() if name != "stage")]
-                if isinstance(row["stage"], str) and all(map(math.isfinite, numbers)):
-                    yield row
+            with suppress(ValueError, TypeError, KeyError, RecursionError):
+                if json.loads(line)["stage"] != stage:
+                    kept.append(f"{line}\n")
+        write_text(path, "".join(kept))
 
     def _set_status(self, status: str) -> None:
         self._record["status"] = status
