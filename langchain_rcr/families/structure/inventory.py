@@ -98,7 +98,7 @@ class Inventory(Vocabulary):
         labels = [name for name in self.spec.structures(program) if name not in self._number and not _LINK.search(name)]
         if not labels and not any(name in self._number for name in _structures(self.spec, program)):
             labels = [f"{_UNREAD}{text_hash(self.spec.key(program))}"] if program.strip() else []
-        return {label: list(_marks(label)) for label in sorted(labels)}
+        return {label: list(marks(label, SPARE, MARKS)) for label in sorted(labels)}
 
     def has(self, program: str) -> NDArray[np.bool_]:
         """(S,) which structures a program has: none if it doesn't parse."""
@@ -146,5 +146,6 @@ def _structures(spec: ProgramSpec, program: str) -> frozenset[str]:
 
 
 @lru_cache(maxsize=4096)
-def _marks(label: str) -> tuple[int, ...]:
-    return tuple(sorted(range(SPARE), key=lambda place: text_hash(f"{place} {label}"))[:MARKS])
+def marks(label: str, count: int, most: int) -> tuple[int, ...]:
+    """Which of so many columns a label takes, by its hash."""
+    return tuple(sorted(range(count), key=lambda place: text_hash(f"{place} {label}"))[:most])

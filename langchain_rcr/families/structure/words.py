@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +18,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import ngrams
+from langchain_rcr.families.structure.inventory import marks
 
 WORDS = 256
 """Columns. Picks with 512, or with one for each word, were nearly the same in trials."""
@@ -25,14 +27,16 @@ HOMES = 64
 """Columns of homes, where examples have any."""
 _MARKS = 4
 """Columns of a home, with ±1/2 in each; two homes share a quarter of one on average."""
+_LEAST = 0.1
+"""So that a word of all questions counts, too."""
+_READ = 64
+"""Letters read of a word: a cache of words of any length would have no bound."""
 
 
 def word_rows(questions: Sequence[str]) -> SparseRows:
     """(N, WORDS) 1 in the columns of each question's words."""
     columns = [sorted({_column(word[:_READ]) for word in ngrams(Item(question), 1)}) for question in questions]
-    starts = np.cumsum([0, *map(len, columns)]).astype(np.int32)
-    flat = np.fromiter((column for row in columns for column in row), np.int32, count=starts[-1])
-    return SparseRows(starts, flat, np.ones(len(flat), np.float32), WORDS)
+    return _marked(columns, 1.0, WORDS)
 
 
 def home_rows(homes: Sequence[str]) -> SparseRows:
@@ -40,15 +44,15 @@ def home_rows(homes: Sequence[str]) -> SparseRows:
 
     Of negative numbers, for questions and examples, so that no state takes a home for a need.
     """
-    marks = [_marks(home) if home else () for home in homes]
-    starts = np.cumsum([0, *map(len, marks)]).astype(np.int32)
-    flat = np.fromiter((column for row in marks for column in row), np.int32, count=starts[-1])
-    return SparseRows(starts, flat, np.full(len(flat), -(_MARKS**-0.5), np.float32), HOMES)
+    columns = [sorted(marks(home, HOMES, _MARKS)) if home else () for home in homes]
+    return _marked(columns, -(_MARKS**-0.5), HOMES)
 
 
-@lru_cache(maxsize=1 << 12)
-def _marks(home: str) -> tuple[int, ...]:
-    return tuple(sorted(sorted(range(HOMES), key=lambda column: text_hash(f"{column} {home}"))[:_MARKS]))
+def _marked(rows: Sequence[Sequence[int]], value: float, count: int) -> SparseRows:
+    """(N, count) a value in some columns of each row."""
+    starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    flat = np.fromiter(chain.from_iterable(rows), np.int32, count=starts[-1])
+    return SparseRows(starts, flat, np.full(len(flat), value, np.float32), count)
 
 
 def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
@@ -56,14 +60,6 @@ def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
     counts = np.bincount(word_rows(questions).columns, minlength=WORDS)
     found: NDArray[np.float32] = (np.log((len(questions) + 1) / (counts + 1)) + _LEAST).astype(np.float32)
     return found
-
-
-_LEAST = 0.1
-"""So that a word of all questions counts, too."""
-
-
-_READ = 64
-"""Letters read of a word: a cache of words of any length would have no bound."""
 
 
 @lru_cache(maxsize=1 << 14)
