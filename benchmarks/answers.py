@@ -96,7 +96,7 @@ class Picker:
 
     def __init__(self, task: Task, pool: Sequence[Any], asked: Sequence[Any], seed: int, k: int) -> None:
         from rcr_trainer.baselines.base import Resources
-        from rcr_trainer.baselines.set_bsr import TransformerTokens
+        from rcr_trainer.baselines.set_bsr import transformer_tokens
 
         from langchain_rcr.families import get_family
         from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
@@ -108,7 +108,7 @@ class Picker:
             spec=self.spec,
             seed=seed,
             embed=lambda texts: self.backbone.embed(list(texts)),
-            embed_tokens=TransformerTokens(MINILM, max_length=256),
+            embed_tokens=transformer_tokens(MINILM, max_length=256),
             schemas={each.source: each.fields["schema"] for each in asked if "schema" in each.fields},
         )
 

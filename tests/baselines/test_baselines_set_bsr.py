@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines.set_bsr import SetBSRSelector, TransformerTokens
+from rcr_trainer.baselines.set_bsr import SetBSRSelector, transformer_tokens
 from rcr_trainer.data.coverage import greedy_set_cover
 
 from langchain_rcr.errors import InputError
@@ -148,26 +148,26 @@ def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):
 
     tokenizer, model = AutoTokenizer.from_pretrained(bert), AutoModel.from_pretrained(bert).eval()
     texts = ["what is the capital", "", "river unheardof", "how long is the river of texas", "[SEP]"]
-    tokens = TransformerTokens(bert)(texts)
+    tokens = transformer_tokens(bert)(texts)
     assert [own.shape for own in tokens] == [(4, 16), (0, 16), (2, 16), (7, 16), (0, 16)]
     for text, own in zip(texts, tokens, strict=True):
         with torch.inference_mode():
             out = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
         # Of two layers, the first.
         np.testing.assert_allclose(own, out.hidden_states[1][0].numpy()[1 : 1 + len(own)], atol=1e-5)
-    assert TransformerTokens(bert)([]) == []
+    assert transformer_tokens(bert)([]) == []
 
 
 @pytest.mark.slow
 def test_a_text_is_cut_and_a_model_must_exist(bert):
-    assert len(TransformerTokens(bert, max_length=6)(["what is the capital of texas"])[0]) == 4
+    assert len(transformer_tokens(bert, max_length=6)(["what is the capital of texas"])[0]) == 4
     with pytest.raises(InputError, match="can't be loaded"):
-        TransformerTokens(str(bert) + "-gone")(["a"])
+        transformer_tokens(str(bert) + "-gone")(["a"])
 
 
 @pytest.mark.slow
 def test_with_a_transformer_end_to_end(bert):
     examples = [{"source": text} for text in ("what is the area of ohio", "how long is the river", "count all")]
-    selector = SetBSRSelector(examples, embed_tokens=TransformerTokens(bert), k=1)
+    selector = SetBSRSelector(examples, embed_tokens=transformer_tokens(bert), k=1)
     for entry in examples:
         assert selector.select_examples(entry) == [entry]

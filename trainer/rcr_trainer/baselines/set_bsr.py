@@ -12,13 +12,13 @@ BSR (section 6.4).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.families.model_files import unit
-from rcr_trainer.baselines.base import Baseline, distinct
+from rcr_trainer.baselines.base import Baseline, EmbedTokens, distinct
 from rcr_trainer.data.coverage import greedy_set_cover, row_blocks
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class SetBSRSelector(Baseline):
             start = stop
 
 
-class TransformerTokens:
+def transformer_tokens(base: str, *, max_length: int = 256) -> EmbedTokens:
     """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
 
     They are the output of the layer three quarters of the way up, where BERTScore (Zhang et al., ICLR 2020) reads BERT
@@ -90,23 +90,17 @@ class TransformerTokens:
         base: hub name, local folder or `package:NAME`.
         max_length: tokens read of a text.
 
-    Raises:
-        InputError: at the first call: the model can't be loaded.
+    Returns:
+        A function, which raises an `InputError` at the first call if the model can't be loaded.
     """
 
-    def __init__(self, base: str, *, max_length: int = 256) -> None:
-        self.base, self.max_length = base, max_length
-
-    @cached_property
-    def _text(self) -> PooledTransformer:
+    @cache
+    def opened() -> PooledTransformer:
         from langchain_rcr.families.pooled import PooledTransformer
 
-        return PooledTransformer(self.base, max_length=self.max_length).eval().requires_grad_(False)
+        return PooledTransformer(base, max_length=max_length).eval().requires_grad_(False)
 
-    def __call__(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """(tokens, D) float32 for each text."""
-        found: list[np.ndarray] = self._text.read(texts)[1]
-        return found
+    return lambda texts: opened().read(texts)[1]
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:

@@ -16,8 +16,8 @@ from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import get_baseline
-from rcr_trainer.baselines.base import Embed, Resources
-from rcr_trainer.baselines.set_bsr import TransformerTokens
+from rcr_trainer.baselines.base import Embed, EmbedTokens, Resources
+from rcr_trainer.baselines.set_bsr import transformer_tokens
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
 from rcr_trainer.llm.model import LanguageModel
@@ -167,9 +167,9 @@ def _opener(config: Settings) -> Callable[[str, str], Embed]:
     return opened
 
 
-def _token_embedder(config: Settings) -> TransformerTokens | None:
+def _token_embedder(config: Settings) -> EmbedTokens | None:
     """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
     name = _embeddings(config)
     if name is None or name.startswith("langchain:"):
         return None
-    return TransformerTokens(name, max_length=config.model.max_length)
+    return transformer_tokens(name, max_length=config.model.max_length)
