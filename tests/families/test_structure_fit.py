@@ -221,7 +221,7 @@ def test_development_questions_of_the_pool_are_asked_as_held_out(trained):
     model, dev, held_out = trained
     questions, barred = [e.source for e in dev], held_out.barred(dev)
     plain, asked = (
-        policy_picks(model, SPLIT.train, fitted=some, held_out=held_out)(questions, 4, barred, None)
+        policy_picks(model, SPLIT.train, fitted=some, held_out=held_out, homes={})(questions, 4, barred, None)
         for some in ((), dev)
     )
     vectors = model.query.vectors(held_out.features(model, dev))

@@ -36,6 +36,12 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
     """
     config = run.config
     queries = [*task.dev, *task.test]
+
+    def encode(selector: str, base: str) -> Embed:
+        name = getattr(config.evaluation, selector, base)  # the settings' model in place of the selector's own
+        encoder = TransformerEncoder(name, max_length=config.model.max_length).to(device_of(config))
+        return lambda texts: encoder.encode([Item(text) for text in texts])
+
     return Resources(
         task.spec,
         config.seed,
@@ -44,7 +50,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         score=llm,
         policy=_text_encoders(config, task.spec),
         learning=config.baselines,
-        encode=_opener(config),
+        encode=encode,
         prompt=config.prompt,
         schemas={each.source: str(each.fields["schema"]) for each in queries if each.fields.get("schema")},
     )
@@ -154,17 +160,6 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
         return (memory if remembered.issuperset(texts) else raw).embed(texts)
 
     return embed
-
-
-def _opener(config: Settings) -> Callable[[str, str], Embed]:
-    """Opens the models that selectors bring, or those that the settings name in their place."""
-
-    def opened(selector: str, base: str) -> Embed:
-        name = getattr(config.evaluation, selector, base)
-        encoder = TransformerEncoder(name, max_length=config.model.max_length).to(device_of(config))
-        return lambda texts: encoder.encode([Item(text) for text in texts])
-
-    return opened
 
 
 def _token_embedder(config: Settings) -> EmbedTokens | None:

@@ -66,7 +66,12 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     held_out = HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
     policies, asks = _policies(run), evaluation.asks(config.llm)
     k = evaluation.k or policies[OURS].config.k
-    ours = _ours(config, policies, task, queries, held_out)
+    fitted = task.dev if evaluation.split == "dev" else ()
+    homes = {query.source: query.home for query in queries}
+    ours = {
+        name: policy_picks(policy, task.pool, fitted=fitted, held_out=held_out, homes=homes)
+        for name, policy in policies.items()
+    }
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
     # The run's account and file of answers, wherever its folder is seen from.
@@ -99,26 +104,6 @@ def evaluation_stage(run: Run) -> EvaluationReport:
         )
 
 
-def _ours(
-    config: Settings,
-    policies: Mapping[str, TriEncoder],
-    task: Task,
-    queries: Sequence[Example],
-    held_out: HeldOut,
-) -> dict[str, PickFunction]:
-    """The run's own policies as selectors."""
-    return {
-        name: policy_picks(
-            policy,
-            task.pool,
-            fitted=task.dev if config.evaluation.split == "dev" else (),
-            held_out=held_out,
-            homes={query.source: query.home for query in queries},
-        )
-        for name, policy in policies.items()
-    }
-
-
 def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, picks: Picks) -> None:
     """Write a comparison; an earlier one stays as long as this one lacks the answers that will be asked for."""
     if asks and report.answers is None and run.done("evaluation"):
@@ -135,9 +120,9 @@ def policy_picks(
     model: TriEncoder,
     pool: Sequence[Example],
     *,
-    fitted: Sequence[Example] = (),
-    held_out: HeldOut | None = None,
-    homes: Mapping[str, str] | None = None,
+    fitted: Sequence[Example],
+    held_out: HeldOut,
+    homes: Mapping[str, str],
 ) -> PickFunction:
     """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
 
@@ -148,14 +133,12 @@ def policy_picks(
         held_out: how they are held out.
         homes: what each query is of (`Item.home`), by its question.
     """
-    known: dict[str, Any] = {}
-    if fitted and held_out is not None:
-        vectors = model.query.vectors(held_out.features(model, fitted))
-        known = dict(zip((query.source for query in fitted), vectors, strict=True))
+    vectors = model.query.vectors(held_out.features(model, fitted)) if fitted else ()
+    known = dict(zip((query.source for query in fitted), vectors, strict=True))
     index = MatrixTable(model.encode_pool([example.item for example in pool]))
 
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
-        vectors = model.encode_queries(queries, homes=[(homes or {}).get(query, "") for query in queries])
+        vectors = model.encode_queries(queries, homes=[homes.get(query, "") for query in queries])
         for row, query in enumerate(queries):
             vectors[row] = known.get(query, vectors[row])
         return greedy(vectors, index, model.state(), k, exclude=exclude).positions
