@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import contradiction
 from langchain_rcr.families.base import Encoders, Family, ModelSettings
+from langchain_rcr.families.embeddings import EmbeddingsSettings
 
 
 class LexicalSettings(ModelSettings):
@@ -18,10 +19,8 @@ class LexicalSettings(ModelSettings):
 
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram of the trained bag of n-grams.")
     dim: int = Field(384, ge=1, description="Length of the vectors.")
-    context_init: float = Field(
-        -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
-    )
-    scale: float = Field(20.0, gt=0, description="Factor on the cosines of normalised vectors at the start.")
+    context_init: float = EmbeddingsSettings.field("context_init", -0.3)
+    scale: float = EmbeddingsSettings.field("scale", 20.0)
 
     @model_validator(mode="after")
     def _agree(self) -> LexicalSettings:
