@@ -77,16 +77,20 @@ def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], li
     """Pool and questions, evenly spread.
 
     Questions are those of the test, of development, or a fifth of the training questions, held out (`fold`), or those
-    of a fifth of the databases, held out (`unseen`).
+    of a fifth of the databases, held out (`unseen`); an `InputError` where there are none.
     """
     pool, asked = task.pool, task.test if part == "test" else task.dev
     if part in ("fold", "unseen"):
-        names = range(len(pool)) if part == "fold" else sorted({each.home for each in pool})
-        drawn = {*random.Random(5).sample(names, len(names) // 5)}
-        out = [(i if part == "fold" else each.home) in drawn for i, each in enumerate(pool)]
-        asked = [each for each, held in zip(pool, out, strict=True) if held]
-        pool = [each for each, held in zip(pool, out, strict=True) if not held]
+        keys: Sequence[Any] = range(len(pool)) if part == "fold" else [each.home for each in pool]
+        every = sorted({*keys})
+        drawn = {*random.Random(5).sample(every, len(every) // 5)}
+        asked = [each for each, key in zip(pool, keys, strict=True) if key in drawn]
+        pool = [each for each, key in zip(pool, keys, strict=True) if key not in drawn]
     asked = [each for each in asked if task.spec.tree(each.target) is not None]
+    if not asked:
+        from langchain_rcr.errors import InputError
+
+        raise InputError(f"--part {part}: there are no such questions")
     n = len(asked) if most is None else min(most, len(asked))
     return pool, [asked[i * len(asked) // n] for i in range(n)]
 

@@ -142,7 +142,7 @@ class TriEncoder(Module):
                 now = encoder.tensors()
                 encoder.put({name: array for name, array in arrays.items() if not np.array_equal(now[name], array)})
             self.config = config
-            self.vary({})
+            self.vary({})  # what encoders keep of the settings beside their arrays
 
     def encode_queries(
         self,

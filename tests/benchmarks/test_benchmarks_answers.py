@@ -3,6 +3,7 @@
 import importlib
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +48,16 @@ def test_questions_are_spread_evenly_and_a_fold_leaves_the_pool(answers, task):
     assert (len(pool), len(asked)) == (48, 12)
     assert not {example.id for example in pool} & {example.id for example in asked}
     assert answers.questions_of(task, "fold", None) == (pool, asked)
+    with pytest.raises(InputError, match="--part unseen: there are no such questions"):
+        answers.questions_of(task, "unseen", None)
+
+
+def test_databases_are_held_out_whole(answers, task):
+    homes = [replace(each, home=f"db {i % 10}") for i, each in enumerate(task.pool)]
+    pool, asked = answers.questions_of(replace(task, pool=homes), "unseen", None)
+    assert len({each.home for each in asked}) == 2
+    assert len({each.home for each in pool}) == 8
+    assert {each.id for each in pool} | {each.id for each in asked} == {each.id for each in homes}
 
 
 def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):

@@ -256,6 +256,8 @@ def test_metrics_are_logged_behind_a_torn_line_which_goes_with_those_of_a_stage(
     "line",
     [
         *("[" * 100_000, "9" * 5_000, "[]", "3", "null", "{}", '{"step": 1}', '{"stage": "sft"}'),
+        *('{"stage": "sft", "step": []}', '{"stage": "sft", "step": "1"}'),
+        *('{"stage": "sft", "step": 1, "loss": "x"}', '{"stage": "sft", "step": 1, "loss": 1%s}' % ("0" * 400)),
     ],
 )
 def test_metrics_that_no_stage_logged_are_passed_over(folder, line):
