@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from decimal import Decimal
-from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
@@ -44,10 +43,6 @@ _REST_S = 0.1
 """Seconds without a query after which a connection is closed while others write."""
 _AT_ONCE = 100
 """Rows that are read at a time."""
-_LARGE = 1 << 12
-"""Characters or bytes from which on a value isn't written as JSON, which takes ten times as long, but behind it."""
-_TOGETHER = 20_000
-"""Values, none of them large, that are written together: at once takes less time, and none where there are too many."""
 
 
 class DatabaseError(Exception):
@@ -263,52 +258,20 @@ class PostgreSQL:
         return f"longer than {self._timeout:g} s"
 
 
-class Text:
-    """A long text."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, text: str) -> None:
-        self.raw = text.encode("utf-8", "surrogatepass")
-
-
-def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> tuple[str, list[bytes]]:
-    """Rows as JSON, and their large values, which that names by their lengths; refused if there are too many.
-
-    As lists of columns, each of some of the rows: reading and writing take a third less than row by row.
-    """
+def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> str:
+    """Rows as JSON, in which an object whose only key is the tag has what JSON lacks; refused if there are too many."""
+    encode = json.JSONEncoder(default=lambda value: {tag: plain(value)}).encode
     written: list[str] = []
-    attached: list[bytes] = []
-    columns: list[list[Any]] = []
-    encode = encoder(tag, attached)
-    count = size = seen = 0
-    for some in chain(rows, [None]):
-        has_large = False
-        if some is not None:
-            count += len(some)
-            if count > max_rows:
-                raise RefusedError(f"more than {max_rows} rows")
-            columns = columns or [[] for _ in some[0]]
-            for column, values in zip(columns, zip(*some, strict=True), strict=True):
-                large = str in {*map(type, values)} and max(map(_length, values)) > _LARGE
-                column.extend(map(detached, values) if large else values)
-                has_large |= large
-        if columns and columns[0] and (some is None or has_large or len(columns) * len(columns[0]) > _TOGETHER):
-            written.append(encode(columns))
-            size += len(written[-1]) + sum(map(len, attached[seen:]))
-            columns, seen = [], len(attached)
-            if size > max_bytes:
-                raise RefusedError(f"rows of more than {max_bytes} bytes")
-    return ",".join(written), attached
-
-
-def detached(value: Any) -> Any:
-    """A value, a long text as `Text`."""
-    return Text(value) if _length(value) > _LARGE else value
-
-
-def _length(value: Any) -> int:
-    return len(value) if type(value) is str else 0
+    count = size = 0
+    for some in rows:
+        count += len(some)
+        if count > max_rows:
+            raise RefusedError(f"more than {max_rows} rows")
+        written.append(encode(some)[1:-1])
+        size += len(written[-1])
+        if size > max_bytes:
+            raise RefusedError(f"rows of more than {max_bytes} bytes")
+    return ",".join(written)
 
 
 def again(rows: Callable[[], Any]) -> Any:
@@ -322,19 +285,10 @@ def again(rows: Callable[[], Any]) -> Any:
             raise error.args[0] from None
 
 
-def encoder(tag: str, attached: list[bytes]) -> Callable[[Any], str]:
-    """A function that writes rows as JSON; what JSON doesn't have is an object whose only key is the tag."""
-    return json.JSONEncoder(default=lambda value: {tag: plain(value, attached)}).encode
-
-
-def plain(value: Any, attached: list[bytes]) -> list[Any]:
-    """A value that JSON doesn't have: its type, and what to make it from; of a large one its length."""
-    if isinstance(value, Text | bytes | bytearray | memoryview):
-        raw = value.raw if isinstance(value, Text) else bytes(value)
-        if len(raw) <= _LARGE:
-            return ["bytes", raw.hex()]
-        attached.append(raw)
-        return ["text" if isinstance(value, Text) else "blob", len(raw)]
+def plain(value: Any) -> list[Any]:
+    """A value that JSON doesn't have: its type, and what to make it from."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return ["bytes", value.hex()]
     if isinstance(value, Decimal):
         return ["Decimal", str(value)]
     kind = type(value).__name__
@@ -345,11 +299,10 @@ def plain(value: Any, attached: list[bytes]) -> list[Any]:
     return ["str", str(value)]
 
 
-def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:
-    """Write to the other process: the lengths of a message and of what is attached, then these."""
-    body, behind = (message if isinstance(message, str) else json.dumps(message)).encode(), [*attached]
-    sizes = (len(body), sum(map(len, behind)))
-    sys.stdout.buffer.writelines([*(size.to_bytes(8, "little") for size in sizes), body, *behind])
+def say(message: dict[str, Any] | str) -> None:
+    """Write a message to the other process, behind its length."""
+    body = (message if isinstance(message, str) else json.dumps(message)).encode()
+    sys.stdout.buffer.write(len(body).to_bytes(8, "little") + body)
     sys.stdout.buffer.flush()
 
 
@@ -393,12 +346,11 @@ def serve(
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
         program = json.loads(line)
 
-        def rows(program: str = program) -> tuple[str, list[bytes]]:
+        def rows(program: str = program) -> str:
             return table(run(program), tag, max_rows, max_bytes)
 
         try:
-            written, attached = again(rows)
-            say(f'{{"rows":[{written}]}}', attached)
+            say(f'{{"rows":[{again(rows)}]}}')
         except DatabaseError as fault:
             say({"fault": str(fault)})
         except MemoryError:
