@@ -332,11 +332,6 @@ def taken(rows: Rows, keys: IntArray) -> Rows:
     return rows.select(keys) if isinstance(rows, SparseRows) else rows[keys]
 
 
-def numbers(rows: Rows) -> FloatArray:
-    """The numbers of a matrix in any shape, perhaps without zeros."""
-    return rows.values if isinstance(rows, SparseRows) else rows
-
-
 def longest(rows: Rows) -> float:
     """The largest length of a row; NaN if one isn't finite."""
     if isinstance(rows, SparseRows):

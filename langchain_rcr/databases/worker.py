@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import sqlite3
 import sys
 import threading
@@ -39,8 +38,6 @@ _OWN_FAULT = (
 """Errors that are the database's, not the program's."""
 _SERVERS_FAULT = ("55P03", "58030", "XX001", "XX002")
 """PostgreSQL's errors of that kind: a table is locked, the disk fails, data or an index are damaged."""
-_REST_S = 0.1
-"""Seconds without a query after which a connection is closed while others write."""
 _AT_ONCE = 100
 """Rows that are read at a time."""
 
@@ -61,8 +58,7 @@ class SQLite:
     """Yields a program's rows in batches, from a SQLite file that is opened for reading only.
 
     A file in WAL mode without a write-ahead log is complete and is opened as immutable, since SQLite would leave -wal
-    and -shm beside it. It is reopened after a change, and a result is dropped if the file changed meanwhile. While
-    others write, an idle connection is closed, so that the last of them can remove the log.
+    and -shm beside it. It is reopened after a change, and a result is dropped if the file changed meanwhile.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -70,7 +66,6 @@ class SQLite:
         self._connection: sqlite3.Connection | None = None
         self._functions: frozenset[str] = frozenset()
         self._seen, self._immutable = (False, 0, 0, 0), False
-        self._has_other_text = False
         self._connected()
 
     def __call__(self, program: str) -> Iterator[list[Any]]:
@@ -90,22 +85,10 @@ class SQLite:
             if name == "SQLITE_INTERRUPT":
                 raise RefusedError(f"longer than {self._timeout:g} s") from None
             fault = DatabaseError(message) if name.startswith(_OWN_FAULT) else RefusedError(message)
-            if message.startswith("Could not decode to UTF-8") and not self._has_other_text:
-                self._has_other_text = True  # which sqlite3 itself decodes faster as long as there is none
-                self._close()
-                raise AgainError(fault) from None
             if self._changed() or message.startswith("vtable constructor failed"):  # perhaps of one that is new
                 self._close()
                 raise AgainError(fault) from None
             raise fault from None
-
-    def rest(self) -> None:
-        """Close the connection if others write and no query comes for a moment."""
-        if self._connection is None or not self._seen[0]:
-            return
-        # On Windows pipes can't be waited for.
-        if sys.platform == "win32" or not select.select([sys.stdin], [], [], _REST_S)[0]:
-            self._close()
 
     def _state(self) -> tuple[bool, int, int, int]:
         """Whether there is a write-ahead log; the file's inode, size and time."""
@@ -148,8 +131,7 @@ class SQLite:
             functions = self._functions = self._functions or harmless_functions(connection)
         except (sqlite3.Error, OSError) as error:
             raise DatabaseError(str(error)) from None
-        if self._has_other_text:
-            connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
+        connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
         for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
             connection.setlimit(limit, _LONGEST)
 
@@ -337,8 +319,6 @@ def serve(
     limit("RLIMIT_AS", max_memory)
     say({"ready": True})
     while True:
-        if isinstance(run, SQLite):
-            run.rest()
         line = sys.stdin.readline()
         if not line:
             return None

@@ -16,7 +16,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
 from langchain_rcr.basics.files import write_bytes
-from langchain_rcr.basics.rows import IntArray, Rows, SparseRows, longest, numbers
+from langchain_rcr.basics.rows import IntArray, Rows, SparseRows, longest
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import PoolVectors
 
@@ -133,7 +133,8 @@ def _fit(rows: Rows, count: int) -> bool:
             return False
     elif len(rows) != count:
         return False
-    return numbers(rows).dtype == np.float32 and math.isfinite(longest(rows))
+    values = rows.values if isinstance(rows, SparseRows) else rows
+    return values.dtype == np.float32 and math.isfinite(longest(rows))
 
 
 def _unfit(path: str | os.PathLike[str], what: str) -> CheckpointError:
