@@ -232,7 +232,7 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
 def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("rcr_trainer.layers", "rcr_trainer.own_files"):
+    for name in ("rcr_trainer.layers", "rcr_trainer.cli.own_files"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     real = __import__("importlib.util").util.find_spec
@@ -241,7 +241,7 @@ def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, capsys):
-    monkeypatch.setattr("rcr_trainer.own_files.guess_keys", lambda *_: 1 / 0)
+    monkeypatch.setattr("rcr_trainer.cli.own_files.guess_keys", lambda *_: 1 / 0)
     assert cli.main(["data", "check", "rows.jsonl"]) == 1
     err = capsys.readouterr().err
     assert "Traceback" in err
@@ -252,7 +252,7 @@ def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
     def interrupt(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("rcr_trainer.own_files.guess_keys", interrupt)
+    monkeypatch.setattr("rcr_trainer.cli.own_files.guess_keys", interrupt)
     assert cli.main(["data", "check", "rows.jsonl"]) == 130
     assert capsys.readouterr().err == "rcr-train: interrupted\n"
 

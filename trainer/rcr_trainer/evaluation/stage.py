@@ -29,9 +29,9 @@ from rcr_trainer.layers import differences, load_config
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.trust import check_foreign
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
-from rcr_trainer.trust import check_foreign
 
 logger = logging.getLogger(__name__)
 

@@ -66,7 +66,7 @@ class Run:
         state: the folder for the training states, one for each stage.
         config: the run's settings.
         writes: whether this object writes into the folder.
-        foreign: the settings whose values the folder gave, not the caller: see `rcr_trainer.trust`.
+        foreign: the settings whose values the folder gave, not the caller: see `rcr_trainer.runs.trust`.
         vectors: frozen text vectors, so that the base model reads every text once for all stages.
     """
 
@@ -153,7 +153,7 @@ class Run:
             path: a run folder, or the checkpoint folder inside one.
             config: the settings; None: those that are written there.
             flags: settings in place of those, as `load_config` takes them.
-            trust: whether what is written there counts as the caller's own word; see `rcr_trainer.trust`.
+            trust: whether what is written there counts as the caller's own word; see `rcr_trainer.runs.trust`.
             writes: False if another process writes the same run.
 
         Raises:

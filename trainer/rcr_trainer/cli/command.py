@@ -152,7 +152,7 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     called = next((word for word in arguments if not word.startswith("-")), "")
 
     text = "write a YAML file with all settings, commented"
-    init = command(commands, "init", "rcr_trainer.own_files:init", text, "init --train my.jsonl")
+    init = command(commands, "init", "rcr_trainer.cli.own_files:init", text, "init --train my.jsonl")
     init.add_argument("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
     init.add_argument("--force", action="store_true", help="overwrite the file")
     text = "your own questions and programs: the settings are written for them"
@@ -249,7 +249,7 @@ def _add_data(commands: Any) -> None:
     )
     kinds = data.add_subparsers(metavar="COMMAND", title="commands", required=True)
     text = "read files as a run would, and name the rows that need fixing; exit code 1 if there are any"
-    check = command(kinds, "check", "rcr_trainer.own_files:check", text, "data check train.jsonl test.jsonl")
+    check = command(kinds, "check", "rcr_trainer.cli.own_files:check", text, "data check train.jsonl test.jsonl")
     check.add_argument(
         "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"
     )
@@ -258,7 +258,7 @@ def _add_data(commands: Any) -> None:
 
     text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
     example = "data text2sql scholar.json --split query --out scholar"
-    text2sql = command(kinds, "text2sql", "rcr_trainer.own_files:text2sql", text, example)
+    text2sql = command(kinds, "text2sql", "rcr_trainer.cli.own_files:text2sql", text, example)
     text2sql.add_argument("file", type=Path, metavar="FILE", help="one JSON file of the collection")
     text = "query: no query of test occurs in training (default); question: questions are divided at random"
     text2sql.add_argument("--split", choices=("query", "question"), default="query", help=text)
@@ -268,7 +268,7 @@ def _add_data(commands: Any) -> None:
     text2sql.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
 
     text = "Spider's questions on many databases, with their schemas, in a split of Spider-SSP"
-    spider = command(kinds, "spider", "rcr_trainer.own_files:spider", text, "data spider spider --out ssp-template")
+    spider = command(kinds, "spider", "rcr_trainer.cli.own_files:spider", text, "data spider spider --out ssp-template")
     text = "with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite"
     spider.add_argument("folder", type=Path, metavar="FOLDER", help=text)
     splits = ("random_1", "template_1", "tmcd_1", "length_1")
@@ -278,7 +278,3 @@ def _add_data(commands: Any) -> None:
     text = "values of each column that the schema shows (default: none)"
     spider.add_argument("--samples", type=int, default=0, metavar="N", help=text)
     spider.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
