@@ -49,12 +49,7 @@ class Item(NamedTuple):
 
 
 def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field that `Item.home` is read from; None: there is none.
-
-    Args:
-        prefer: its name; "": none; None: "db_id", where examples have it and differ in it.
-        examples: with their fields.
-    """
+    """The field of `Item.home`: `prefer`, or for None "db_id", where examples have and differ in it; None: no field."""
     if prefer is not None:
         return prefer or None
     values = (example.get(DATABASE) for example in examples)

@@ -50,11 +50,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Marks a field whose values are the names in a registry: `Annotated[str, OneOf(names)]`.
-
-    Args:
-        names: returns the registered names, each with its description or "".
-    """
+    """Marks a field, `Annotated[str, OneOf(names)]`, of the names in a registry, which `names` returns described."""
 
     names: Callable[[], Mapping[str, str]]
 

@@ -92,13 +92,8 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     comes before its first paragraph and its first line, but the line first where programs have one. At the end come
     programs amid prose, again the last first, and the field `sql`, `query` and the like of a JSON object.
 
-    Args:
-        answer: what the model wrote.
-        language: the programs' language, see `langchain_rcr.programs.get_parser`; None: unknown.
-        labels: those of the prompt in the place of "Source:" and "Target:".
-
-    Returns:
-        Different texts, none blank.
+    `language` is the programs', if known; `labels` are in the place of "Source:" and "Target:". No text is blank, or
+    there twice.
     """
     return list(_candidates(answer, language, labels))
 

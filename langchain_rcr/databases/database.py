@@ -178,7 +178,6 @@ class Database:
         self.close()
 
     def _process(self) -> _Process:
-        """A process that waits for a query."""
         while self._idle:
             with suppress(IndexError):  # another thread took it
                 process = self._idle.pop()
@@ -194,8 +193,6 @@ class Database:
 
 
 class _Process:
-    """A process that runs queries."""
-
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.backend: tuple[int, float] | None = None
         self._settings = settings

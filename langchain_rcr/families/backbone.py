@@ -85,12 +85,7 @@ class TransformerBackbone:
         return {"kind": "transformer", "base": base, "pooling": text.pooling, "max_length": text.max_length}
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
-        """The model read by ONNX Runtime, to be stored in a checkpoint.
-
-        Raises:
-            InputError: it is of an architecture that ONNX Runtime can't be given.
-            MissingExtraError: onnxruntime is not installed.
-        """
+        """The model read by ONNX Runtime, to be stored in a checkpoint; an `InputError` if that can't read it."""
         text = self._encoder.text
         with TemporaryDirectory() as folder:
             text.save(Path(folder) / "model")
@@ -183,13 +178,10 @@ def open_backbone(
 
 
 def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbone | OnnxBackbone:
-    """A pretrained model, frozen.
+    """A pretrained model, frozen, read by torch (True) or ONNX Runtime (False); `options`: see `PooledTransformer`.
 
-    Args:
-        base: its name or folder.
-        torch: whether torch reads it, where it is installed; False: ONNX Runtime; None: ONNX Runtime, which needs a
-            tenth of the time to start, where it is installed and the model has BERT's architecture.
-        **options: see `PooledTransformer`.
+    None: ONNX Runtime, which starts in a tenth of the time, where it is installed and the model has BERT's
+    architecture.
     """
     there = installed("torch") and installed("transformers")
     if not there or (not torch and (torch is False or installed("onnxruntime"))):

@@ -27,11 +27,9 @@ LIMITS = ("model_max_length", "truncation_side")
 def model_folder(base: str) -> str:
     """What `AutoModel.from_pretrained` takes for a base as users write it.
 
-    `package:NAME` stands for the model inside the installed distribution of this name. The name may come from a
-    checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't count.
-
-    Raises:
-        InputError: the distribution is not installed, or its list of files has no model.
+    `package:NAME` stands for the model inside the installed distribution of this name, or raises an `InputError`. The
+    name may come from a checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't
+    count.
     """
     if not base.startswith("package:"):
         return base

@@ -39,12 +39,7 @@ BEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class PoolVectors:
-    """The pool as the policy sees it.
-
-    Args:
-        candidate: E_c of every example, (N, D) float32; dense or sparse.
-        context: E_z of every example, likewise.
-    """
+    """The pool as the policy sees it: E_c and E_z of every example, each (N, D) float32, dense or sparse."""
 
     candidate: Rows
     context: Rows
@@ -176,7 +171,8 @@ class CandidateIndex(Protocol):
                 examples that have them go in the same change.
 
         Raises:
-            PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
+            PoolError: an id is taken and isn't replaced, comes twice, or a field can't be kept; nothing was added.
+            InputError: vectors of another number or length, with numbers that are not finite, or too long for it.
         """
         ...
 
@@ -216,16 +212,7 @@ class InThisThread:
 
 
 def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
-    """Refuse vectors that can't enter an index.
-
-    Args:
-        count: how many examples they belong to.
-        vectors: theirs.
-        dim: D of the index; 0: any.
-
-    Raises:
-        InputError: vectors of another number or length, or with numbers that are not finite.
-    """
+    """Refuse vectors, by an `InputError`, that aren't `count` of length `dim` (0: any), all of finite numbers."""
     number, length = vectors.candidate.shape
     if number != count:
         raise InputError(f"{count} examples came with {number} vectors")
@@ -241,11 +228,7 @@ def replaced(ids: Sequence[str], replace: bool | Collection[str]) -> list[str]:
 
 
 def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
-    """Refuse ids that come twice or are taken.
-
-    Raises:
-        PoolError: one is; the message names it.
-    """
+    """Refuse ids that come twice or are taken: a `PoolError` names one."""
     if not taken and len({*ids}) == len(ids):
         return
     seen = set(taken)

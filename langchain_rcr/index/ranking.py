@@ -56,7 +56,6 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[I
 
 
 def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatArray]:
-    """`best` for t = 1."""
     if len(scores) == 1:  # faster without arrays of one
         line = scores[0]
         top = line[line.argmax()]
@@ -148,11 +147,7 @@ async def best_fetched(
 
 
 def slack(states: FloatArray, longest: float) -> FloatArray:
-    """How far apart equal logits of each state may lie, (B,) float32; `longest` is max |E_c|.
-
-    Raises:
-        InputError: a state or a candidate is not finite.
-    """
+    """How far apart equal logits of each state may lie, (B,), by max |E_c|; an `InputError` if one isn't finite."""
     if len(states) == 1:  # faster
         lengths = [math.sqrt(states[0] @ states[0])]
     else:
@@ -187,11 +182,7 @@ def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:
 
 
 def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n_pool: int, k: int) -> list[IntArray]:
-    """The positions that each query may not pick, without repeats.
-
-    Raises:
-        InputError: not one entry per query, a position outside the pool, k below 1, or k above what is left.
-    """
+    """What each query may not pick, without repeats; an `InputError` unless it is in the pool and leaves k ≥ 1."""
     if k < 1:
         raise InputError(f"k is {k}; it must be at least 1")
     if exclude is None:

@@ -165,13 +165,7 @@ class VectorStoreIndex(InThisThread):
             yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
-        """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
-
-        Raises:
-            PoolError: an id is taken and isn't replaced, comes twice, or a field is no JSON.
-            InputError: vectors of another number or length, or with numbers that are not finite, or longer than the
-                bound.
-        """
+        """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can."""
         with self._lock:
             header = self._bound()
             check_vectors(len(rows), vectors, header.dim)

@@ -80,13 +80,7 @@ class Options:
 
 
 class Hit(NamedTuple):
-    """One pick of one query.
-
-    Args:
-        key: its key in the engine.
-        logit: its logit (Eq. 4) in the state it was picked in.
-        row: its example.
-    """
+    """One pick of one query: its key in the engine, its logit (Eq. 4) in the state it was picked in, its example."""
 
     key: int
     logit: float
@@ -326,11 +320,7 @@ def _drawn(
 def _best(
     beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
-    """For each query the most probable of its sequences with one hit more; one for each set of picks.
-
-    Returns:
-        Sequences (M,), and the hit of each (M,).
-    """
+    """For each query the most probable of its sequences with one hit more, one for each set of picks: (M,) and (M,)."""
     at, of = np.nonzero(grows)
     scores = np.zeros(len(at)) if log_probs is None else beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)

@@ -71,11 +71,7 @@ def read_jsonl(
     source_key: str | Sequence[str] = "source",
     target_key: str = "target",
 ) -> ExamplePool:
-    """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
-
-    Raises:
-        PoolError: the file can't be read, or a row is not an example; the message names file and line.
-    """
+    """Read what `write_jsonl` wrote; a row without "id" gets a random one. A `PoolError` names file and line."""
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -99,7 +95,6 @@ def read_jsonl(
 
 
 def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
-    """The object on each line."""
     try:
         # At once: twice as fast, and the rows share the names of their fields.
         rows = json.loads(f"[{','.join(lines)}]")

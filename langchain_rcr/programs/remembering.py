@@ -15,11 +15,9 @@ _EACH = 100
 def remembered(most: int) -> Callable[[F], F]:
     """Return a decorator that remembers a function's results, of the latest calls that were new.
 
-    Threads may call the function at the same time; two that ask for the same new result may both compute it.
-
-    Args:
-        most: characters of the strings among the arguments of all calls that are remembered; what is read of a text
-            takes memory in proportion. A call with more by itself isn't remembered.
+    Remembered are calls with `most` characters in the strings among their arguments together, as what is read of a text
+    takes memory in proportion; none with more by itself. Threads may call the function at the same time; two that ask
+    for the same new result may both compute it.
     """
 
     def decorate(function: F) -> F:

@@ -64,14 +64,7 @@ _PARAGRAPHS = 4
 
 
 class SqlParser:
-    """Parses SQL statements.
-
-    Args:
-        dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
-
-    Raises:
-        InputError: sqlglot knows no such dialect.
-    """
+    """Parses SQL of one of sqlglot's dialects, else raises an `InputError`; empty: of its own tolerant mix."""
 
     # Newer dialects are in the list alone, which older sqlglot lacks.
     dialects = tuple(

@@ -206,19 +206,11 @@ def load_config(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read the settings of a run.
+    """Read and check the settings of a run: a YAML file (None: defaults), variables, and flags (dotted path → text).
 
-    Args:
-        path: the YAML file; None for the defaults.
-        flags: dotted path → text.
-        environ: RCR_NAME and RCR_SECTION__NAME; None for this process's environment.
-
-    Returns:
-        The checked settings. The name is that of the YAML file unless a layer gives one.
-
-    Raises:
-        ConfigError: a key is unknown, a value has the wrong type or range, settings contradict each other, or the
-            file can't be read; one line that says where.
+    `environ` has RCR_NAME and RCR_SECTION__NAME; None: this process's. The name is that of the file unless one of these
+    gives one. A `ConfigError`, one line, says where a key is unknown, a value has the wrong type or range, settings
+    contradict each other, or the file can't be read.
     """
     given = _layers(path, flags, environ)
     values = {dotted: value for dotted, value, _ in given}
@@ -318,7 +310,6 @@ def _value_of(setting: Setting, text: str) -> Any:
 
 
 def _from_file(path: Path) -> Iterator[_Given]:
-    """The settings in a YAML file."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:

@@ -90,10 +90,7 @@ def check_files(run: Run) -> None:
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names, if it fits the run's settings and pool.
 
-    Raises:
-        CheckpointError: there is none, or it is damaged.
-        ConfigError: it differs from the settings.
-        PoolError: it has another pool.
+    A `CheckpointError`: it is missing or damaged. ConfigError, PoolError: it differs from the settings, or in its pool.
     """
     start = folder = Path(str(config.sft.checkpoint))
     if (start / "run.json").is_file():

@@ -227,11 +227,8 @@ def mildest(gains: Sequence[FloatArray]) -> int:
     """The place of the first variant that gains as much as the best, less one standard error of that or `WORTH`.
 
     The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these from
-    each other, and what changes least does least harm to questions unlike them.
-
-    Args:
-        gains: of each variant, the mildest first, what it earns on each question beyond the policy as it is; NaN: no
-            answer.
+    each other, and what changes least does least harm to questions unlike them. `gains` are, mildest first, what a
+    variant earns on each question beyond the policy as it is; NaN: no answer.
     """
     known = [each[np.isfinite(each)] for each in gains]
     means = [each.mean() if len(each) else -math.inf for each in known]

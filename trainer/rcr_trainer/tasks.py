@@ -90,14 +90,10 @@ def download_corpus(destination: Path = CORPUS) -> Path:
 
 
 def divide(config: Settings, split: Split) -> Task:
-    """Pool, training, development and test queries of a split.
+    """Pool, training, development and test queries of a split, or a `ConfigError` if none would be left to train on.
 
-    Without a dev part, `data.dev_size` training queries become development queries and stay in the pool.
-    `grpo.queries` of the others are drawn for GRPO alone and leave the pool (appendix A).
-
-    Raises:
-        ConfigError: no training queries would be left.
-        InputError: there is no such program language.
+    Without a dev part, `data.dev_size` training queries become development queries and stay in the pool. `grpo.queries`
+    of the others are drawn for GRPO alone and leave the pool (appendix A).
     """
     if key := config.data.home_field(each.fields for each in split.train):
         at_home: dict[str, Any] = {

@@ -58,13 +58,7 @@ SET LOCAL jit = off;
 
 
 class Transaction:
-    """Runs statements on a connection, each within a time limit.
-
-    Args:
-        database: whose connection it is.
-        connection: one with a transaction begun.
-        seconds: how long a statement may take.
-    """
+    """Runs statements on a connection of a database with a transaction begun, each within a time limit."""
 
     def __init__(self, database: Database, connection: Connection, seconds: float) -> None:
         self.database, self._connection, self._seconds = database, connection, seconds
@@ -93,10 +87,7 @@ class Transaction:
 class Database:
     """The connections of one index in one process. Everything here runs on the background loop, so needs no locks.
 
-    Args:
-        address: what libpq takes, by its names.
-        most: how many connections there may be at once.
-        wait_s: seconds that a caller waits for a free one.
+    `address` is what libpq takes, by its names. There are `most` connections at once; a caller waits `wait_s` for one.
     """
 
     def __init__(self, address: dict[str, Any], most: int, wait_s: float) -> None:
@@ -112,12 +103,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, mode: str, seconds: float) -> AsyncIterator[Transaction]:
-        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or by an exception.
-
-        Args:
-            mode: `READING` or `WRITING`.
-            seconds: how long a statement may take.
-        """
+        """A transaction, `seconds` a statement: committed if `WRITING`; if `READING`, or by an error, rolled back."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._slots.acquire()
@@ -142,9 +128,7 @@ class Database:
     async def answering(self, connection: Connection | None, seconds: float) -> AsyncIterator[None]:
         """Turns the driver's errors into an `EngineError` of one line.
 
-        Args:
-            connection: it is closed when no answer comes at all, not even the server's own message that time is up.
-            seconds: how long the server may take.
+        The server may take `seconds`; a connection is closed if it doesn't even say itself that time is up.
         """
         try:
             async with asyncio.timeout(seconds + _GRACE_S):

@@ -184,9 +184,7 @@ class PgVectorIndex:
     def bind(self, fingerprint: str, dim: int) -> None:
         """See `CandidateIndex.bind`. Makes the pool if there is none, and the HNSW index if it should have one.
 
-        Raises:
-            CheckpointError: the pool holds vectors of other encoders, or of another length.
-            InputError: `dim` is more than pgvector can hold, or index.
+        An `InputError`: `dim` is more than pgvector can hold, or index.
         """
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
             raise InputError(
@@ -236,13 +234,7 @@ class PgVectorIndex:
             yield reader
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
-        """Add examples, all or none; see `CandidateIndex.add`.
-
-        Raises:
-            PoolError: an id is taken and isn't replaced, comes twice, or a field can't be kept.
-            InputError: vectors of another number or length, or with numbers that are not finite.
-            CheckpointError: the pool holds vectors of other encoders by now.
-        """
+        """Add examples, all or none; see `CandidateIndex.add`. A `CheckpointError`: it is another encoder's by now."""
         if self._bound is None:
             raise RuntimeError("bind(fingerprint, dim) comes before add")
         check_vectors(len(rows), vectors, self._bound[1])

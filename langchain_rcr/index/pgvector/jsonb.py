@@ -22,11 +22,7 @@ def storable(text: str) -> bool:
 
 
 def to_json(example: Mapping[str, Any], example_id: str) -> str:
-    """An example as the text of a JSON object that comes back from JSONB as an equal dict.
-
-    Raises:
-        PoolError: JSON or PostgreSQL has no such value; the message names the example and the field.
-    """
+    """An example as a JSON object that comes back from JSONB as an equal dict; a `PoolError` names what doesn't."""
     plain = {}
     for key, value in example.items():
         try:
@@ -46,11 +42,7 @@ def shown(value: object) -> str:
 
 
 def to_path(condition: Filter) -> str:
-    """A filter as a JSON path predicate that is true or false of an example, never unknown.
-
-    Raises:
-        InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
-    """
+    """A filter as a JSON path predicate, true or false of an example, never unknown; an `InputError` if none exists."""
     return f"strict {_predicate(condition)}"  # `lax` would look into lists
 
 

@@ -131,12 +131,9 @@ class _Plan:
 
 
 class PgVectorReader:
-    """A `Reader` of a pool, or of the part that a filter lets through, as one transaction sees it.
+    """A `Reader` of a pool, or of the part that a filter lets through, as one `READING` transaction sees it.
 
-    Args:
-        transaction: one that is `READING`.
-        pool: the pool; None: there is none, so it is empty.
-        approximate: whether to search by the HNSW index.
+    Without a pool it is empty. If `approximate`, it searches by the HNSW index.
     """
 
     def __init__(self, transaction: Transaction, pool: Pool | None, *, approximate: bool) -> None:
@@ -152,11 +149,7 @@ class PgVectorReader:
         self._plan = _Plan(state, k) if self.size and state.sql() else None
 
     async def filter(self, where: Filter) -> None:
-        """Let `where` decide what can be found, and count it.
-
-        Raises:
-            InputError: the filter asks about a field that no example has.
-        """
+        """Let `where` decide what can be found, and count it; an `InputError` if no example has one of its fields."""
         asked, known = sorted(fields_of(where)), []
         if self.size and asked:
             # One by one: each ends at the first example that has the field.

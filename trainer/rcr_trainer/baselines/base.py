@@ -132,14 +132,7 @@ class Baseline(BaseExampleSelector, ABC):
         return [dict(example) for example in self._examples]
 
     def add_example(self, example: Mapping[str, Any]) -> str:
-        """Append an example to the pool.
-
-        Returns:
-            Its position, as a string.
-
-        Raises:
-            PoolError: a key is missing, or its value is not a string.
-        """
+        """Append an example, which has text under both keys (else a `PoolError`); returns its position, as a string."""
         question = _text(example, _SOURCE, PoolError, "the example")
         if "spec" in self.needs:
             _text(example, _TARGET, PoolError, "the example")

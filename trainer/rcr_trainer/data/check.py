@@ -97,11 +97,7 @@ def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str],
 
 
 def guess_language(programs: Sequence[str]) -> tuple[str, str]:
-    """The language that most of the programs parse as.
-
-    Returns:
-        The language, or `tokens` where fewer than half parse as any; and in words how many parse as each.
-    """
+    """The language that most programs parse as, or `tokens` where under half do; and in words how many as each."""
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
     counts = {name: sum(parse(text, name) is not None for text in sample) for name in languages}
@@ -178,11 +174,7 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Which held-out examples are in the training data, too, up to case and spaces.
-
-    Returns:
-        Positions of those with question and program, and of those with their question but another program.
-    """
+    """Held-out examples (positions) that training has, too, up to case and spaces; and those with a question of it."""
     pairs = {(plain(example.source), plain(example.target)) for example in training}
     questions = {source for source, _ in pairs}
     both: list[int] = []

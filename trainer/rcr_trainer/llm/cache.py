@@ -217,11 +217,7 @@ def check_cache(path: str | os.PathLike[str]) -> None:
 
 
 class Budget:
-    """What may be spent: the worst case of a call is reserved before it is made.
-
-    Attributes:
-        reserved: the worst case of the calls that are running.
-    """
+    """What may be spent: the worst case of a call is `reserved` before it is made, as long as it is running."""
 
     def __init__(self, settings: LLMSettings, spent: Use) -> None:
         self._settings, self.spent = settings, spent

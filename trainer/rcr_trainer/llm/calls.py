@@ -56,10 +56,9 @@ class Slots:
             self._open.release()
 
     def halve(self, began: float) -> bool:
-        """Have half as many places, after a call ran out of time; returns whether there are fewer.
+        """Halve the places after a call ran out of time; not if it had its own (`began`) before they were halved last.
 
-        Args:
-            began: when it got its place. Of calls that had theirs before the last time, none tells anything new.
+        Returns whether there are fewer.
         """
         if began < self._halved or self.count == 1:
             return False

@@ -44,12 +44,9 @@ _GRID = 1e-5
 class LearnedSelector(Baseline):
     """Base of the selectors that a scoring language model teaches.
 
-    They learn before the first pick, from the pool as it then is. Examples that are added later can be picked, but
-    nothing is learned from them.
-
-    Raises:
-        InputError: the pool has less than k + 2 examples.
-        LLMError: the language model can't be asked, or its budget is spent; its scores so far are kept.
+    They learn before the first pick, from the pool as it then is, of at least k + 2 examples. Examples that are added
+    later can be picked, but nothing is learned from them. Scores so far are kept if the language model can't be asked
+    any more.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("spec", "score", "policy")

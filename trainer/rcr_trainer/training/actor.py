@@ -79,12 +79,7 @@ class Actor:
         return found
 
     def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
-        """R = B · G sequences of the policy as it is, query by query.
-
-        Args:
-            rows: (B,) queries. B may be 0, here and below.
-            uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence a query, G = 1.
-        """
+        """R = B · G sequences of B ≥ 0 queries, by uniforms (B, G, k) from [0, 1); None: the greedy ones, G = 1."""
         group = 1 if uniforms is None else uniforms.shape[1]
         queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()
         parts = [

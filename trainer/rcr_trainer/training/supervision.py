@@ -67,10 +67,8 @@ class Supervision:
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
         """|LS(c) ∩ uncovered| (B, T + 1, C), which every candidate would add in every state of some sequences.
 
-        Args:
-            queries: (B,) rows of `needs`.
-            picked: (B, T) pool positions, in order; state t has the first t of them.
-            candidates: (C,) pool positions to score; None for all N.
+        Of queries (B,), whose state t has the first t of `picked` (B, T), pool positions as are the candidates (C,);
+        None: all.
         """
         columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
         uncovered = self.needs[queries]
