@@ -50,10 +50,7 @@ class Reading(NamedTuple):
 
 
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
-    """The program in an answer, or the likeliest text if nothing parses, since a database may accept that.
-
-    For the arguments see `candidates`.
-    """
+    """The program in an answer, or the likeliest text if none parses (a database may accept it); see `candidates`."""
     reading = read_answer(answer, get_parser(language).parse, language, labels)
     return reading.program or reading.likeliest
 

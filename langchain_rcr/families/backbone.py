@@ -32,7 +32,6 @@ _PROBE = "what is the number of states that border the largest one ?"
 """Embedded when saving and when loading: if the name now means another model, every vector would be silently wrong."""
 _LARGEST = 1e15
 """Smaller numbers can be squared and summed in single precision."""
-
 Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
 
@@ -125,10 +124,7 @@ class LangChainBackbone:
 
 
 class RememberingBackbone:
-    """Embeds each text once: the stages of a training run embed the same texts.
-
-    `known` may be shared with other wrappers of the same model.
-    """
+    """Embeds each text once for all stages of a training run; `known` may be shared over the same model."""
 
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
         self._backbone = backbone

@@ -58,10 +58,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int, *, special: bool) -> list[list[int]]:
-    """Ids of each text's tokens, with special ones or without, or an `InputError` if the tokenizer fails at one.
-
-    The tokenizer cuts at `max_length` tokens.
-    """
+    """Ids of each text's first `max_length` tokens, special ones included or not; an `InputError` if one fails."""
     cut = [text[: MAX_CHARACTERS * max_length] for text in texts]
     with refusing("the tokenizer fails"):
         return [each.ids for each in tokenizer.encode_batch_fast(cut, add_special_tokens=special)]

@@ -32,7 +32,6 @@ T = TypeVar("T")
 
 TIE = 1e-6
 """How far apart equal logits may lie, relative to |state| · max |E_c|: some ten times float32's rounding."""
-
 BEST = 1024
 """Candidates whose logits make up a log partition where not all are looked at."""
 

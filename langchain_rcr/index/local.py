@@ -89,10 +89,7 @@ class Table(ABC):
     def found(
         self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
     ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,): see `Reader.search`.
-
-        An `InputError` says that a state or a candidate is not finite.
-        """
+        """Keys, logits (B, t) and, for a τ, log partitions (B,), as `Reader.search`; an `InputError` if not finite."""
 
 
 class LocalReader:

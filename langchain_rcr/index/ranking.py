@@ -14,10 +14,8 @@ from langchain_rcr.index.base import TIE
 
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
-
 _CACHED = 1 << 16
 """Scores that several operations go over at once: they stay in a core's cache meanwhile."""
-
 MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 

@@ -39,7 +39,6 @@ from langchain_rcr.index.store_filters import store_filter
 
 _OF_LENGTHS = ("dim", "shape")
 """In what stores say of vectors of another length."""
-
 _REBUILD = (
     "give the examples a new collection, or delete this one first; they are encoded anew. from_examples fits another "
     "encoder where questions or programs change"

@@ -36,16 +36,10 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("ids", "index", "append")
 """What `from_examples` hands to `from_encoder` as it is."""
-
-
 _NOT_SAVED = ("store", "tokenizer", "log")
 """Fields that a saved retriever is given again."""
-
-
 _WIDEST = 1000
 """Beams that a saved retriever may have: a stranger's could exhaust memory with more."""
-
-
 _LOOKED_AT = 50
 """Examples that tell questions from programs."""
 

@@ -32,13 +32,11 @@ from rcr_trainer.settings import Settings
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Not a setting: where the project's tests find the corpora."""
-
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
 _MAX_NODES = 100_000
 """Values in a settings file; there are some 150 settings."""
 _MAX_DIGITS = 3_500
 """Digits of a number in any notation: Python prints at most 4,300 decimal ones."""
-
 _Given = tuple[str, Any, str]
 """Dotted path, value, and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS" or "--sft.epochs"."""
 

@@ -41,10 +41,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
 def load_model(
     config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
 ) -> TriEncoder:
-    """A policy from a checkpoint, on the run's device.
-
-    Frozen vectors are taken from and added to `known`; for `trust` see `TriEncoder.from_pretrained`.
-    """
+    """A policy from a checkpoint, on the run's device; frozen vectors are taken from and added to `known`."""
     embeddings = embeddings_of(config)
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:

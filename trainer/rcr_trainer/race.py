@@ -55,10 +55,7 @@ _WEIGHED = 50
 
 
 class Winner(NamedTuple):
-    """What a race has found.
-
-    The mean reward is that of the questions of the last round; {} is the policy as it is.
-    """
+    """What a race has found ({}: the policy as it is), with the mean reward of the last round's questions."""
 
     variant: Variant
     before: float

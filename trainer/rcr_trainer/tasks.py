@@ -37,10 +37,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_DEV = 200
 """Most development queries by default: coverage on 200 is known to a point or two."""
-
 LANGUAGE = "program_language"
 """The key in split.json for the language that programs are read by, which may not be the settings'."""
-
 CORPUS = Path("data/geoquery/corpus.xml")
 """Where a downloaded GeoQuery corpus is kept."""
 

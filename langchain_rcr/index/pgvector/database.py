@@ -24,7 +24,6 @@ Connection = AsyncConnection[tuple[Any, ...]]
 
 _GRACE_S = 5.0
 """How much longer than the server's own time limit an answer may take before the connection is given up."""
-
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
     "fallback_application_name": "langchain-rcr",
@@ -34,7 +33,6 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 """For libpq, where the address doesn't say otherwise: a peer that is gone without a word is noticed in a minute."""
-
 _ADAPTERS = AdaptersMap(psycopg.adapters)
 """Sends arrays in pgvector's binary format as parameters of unknown type, so statements cast them.
 
@@ -44,10 +42,8 @@ _ADAPTERS.register_dumper("numpy.ndarray", VectorBinaryDumper)
 
 READING = "REPEATABLE READ READ ONLY"
 """A consistent view of the database for as long as the transaction lasts."""
-
 WRITING = "READ COMMITTED"
 """Each statement sees what the transactions did that it had to wait for."""
-
 _BEGIN = """
 BEGIN ISOLATION LEVEL {mode};
 SET LOCAL statement_timeout = {limit};

@@ -39,13 +39,11 @@ T = TypeVar("T")
 
 FORMAT = 1
 """Of a pool's table; pools of a newer one are refused."""
-
 _LONGEST_VECTOR = 16_000
 _LONGEST_INDEXED = 2_000
 
 _LOCK = (0x52435221, 1)
 """Who makes the table of pools holds this advisory lock."""
-
 _POOLS = """
 CREATE TABLE IF NOT EXISTS {schema}rcr_pools (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -182,10 +180,7 @@ class PgVectorIndex:
         return self.__dict__ | {"_database": None}
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """See `CandidateIndex.bind`. Makes the pool if there is none, and the HNSW index if it should have one.
-
-        An `InputError`: `dim` is more than pgvector can hold, or index.
-        """
+        """See `CandidateIndex.bind`; makes the pool and the HNSW index, where missing, if pgvector has such a `dim`."""
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
             raise InputError(
                 f"kind='hnsw' takes vectors of up to {_LONGEST_INDEXED:,} numbers, which is as far as pgvector goes; "

@@ -12,7 +12,6 @@ from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, No
 
 _EXACT = 2**53
 """From here on every float is a whole number."""
-
 _SIGNS = {"eq": "==", "ne": "==", "in": "==", "nin": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 
 

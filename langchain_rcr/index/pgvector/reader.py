@@ -22,7 +22,6 @@ from langchain_rcr.index.ranking import MORE, best_fetched, blocks, log_sums, no
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""
-
 _ALLOWED = ", allowed AS MATERIALIZED (SELECT key FROM {table} e WHERE {condition})"
 _SEARCH = """
 , hit AS MATERIALIZED (

@@ -23,13 +23,10 @@ from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """The pool positions that each query may not pick; None: no query is restricted."""
-
 Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
 """Texts (n) to vectors (n, D) of any length."""
-
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 """Texts to the contextual vectors of their tokens, (tokens, D) a text."""
-
 ValueT = TypeVar("ValueT", bound=Hashable)
 _SOURCE, _TARGET = "source", "target"
 _MISSING = {

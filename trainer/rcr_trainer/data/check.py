@@ -108,10 +108,7 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
 
 
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True) -> list[FileCheck]:
-    """Look at files, and compare each with the first.
-
-    `collect` goes on after a row that can't be read.
-    """
+    """Look at files, and compare each with the first; `collect` goes on after a row that can't be read."""
     checks: list[FileCheck] = []
     for path in paths:
         read = read_examples(path, source_key=keys.source, target_key=keys.target, id_key=keys.id, collect=collect)

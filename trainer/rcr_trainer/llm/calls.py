@@ -56,10 +56,7 @@ class Slots:
             self._open.release()
 
     def halve(self, began: float) -> bool:
-        """Halve the places after a call ran out of time; not if it had its own (`began`) before they were halved last.
-
-        Returns whether there are fewer.
-        """
+        """Halve the places after a call that `began` since the last time ran out of time; whether there are fewer."""
         if began < self._halved or self.count == 1:
             return False
         fewer = self.count // 2

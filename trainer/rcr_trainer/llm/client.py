@@ -31,10 +31,8 @@ from rcr_trainer.redaction import HIDDEN, remember, remember_key, without_secret
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
-
 LONGEST_BODY = 16 << 20
 """Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
-
 _FORMAT = 2
 """Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
 _TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}

@@ -37,10 +37,7 @@ _JITTER = 1e-4
 
 
 class CEILSelector(EPRSelector, DPPSelector):
-    """Picks, one after the other, the example with the largest log(new volume) + relevance / λ, by trained encoders.
-
-    `lam` is λ in training and in picking.
-    """
+    """Picks examples by the largest log(new volume) + relevance / λ, by encoders trained with this λ (`lam`)."""
 
     name: ClassVar[str] = "ceil"
     trade_off: ClassVar[TradeOff | None] = None

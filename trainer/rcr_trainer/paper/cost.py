@@ -23,10 +23,7 @@ _FEW, _MOST = 3, 64
 
 
 def budget(cells: Sequence[Cell]) -> Estimate | None:
-    """What the language model of these runs costs at most; None where none is asked.
-
-    It will be less: kept answers cost nothing, nor do prompts that several runs share.
-    """
+    """What these runs' language model costs at most, as if nothing were kept or shared; None where none is asked."""
     splits: dict[tuple[str, int], Split] = {}
     costs: list[Estimate] = []
     with ExitStack() as open_models:

@@ -162,10 +162,7 @@ class LearnedSelector(Baseline):
         loss: Callable[[MaterialT], Tensor],
         collect: Callable[[np.random.Generator], Iterable[MaterialT]] | None = None,
     ) -> None:
-        """Run the common training loop.
-
-        An epoch's batches come from `collect`; None: the training questions in random order.
-        """
+        """Run the common training loop, on batches from `collect`; None: on the training questions in random order."""
         options, seed = self.options, self.resources.seed
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
         stage = StageSettings(

@@ -14,7 +14,6 @@ from rcr_trainer.rewards.reward import Reward
 
 Execute = Callable[[str], Any]
 """Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""
-
 _REMEMBERED = 1 << 16
 
 

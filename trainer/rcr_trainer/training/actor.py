@@ -26,7 +26,6 @@ IntArray = NDArray[np.int64]
 
 Loss = Callable[[Tensor, slice], Tensor]
 """(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""
-
 _PROBES = 64
 """At most so many queries' greedy paths set τ."""
 _BLOCK = 1 << 25
