@@ -63,7 +63,7 @@ class Database:
         database: `postgresql://…`, or the path of a SQLite file; see `address_of`.
         timeout_s: seconds a query may take; its process ends at 1.25 times that at the latest.
         max_rows: rows it may give.
-        max_bytes: bytes of its rows, as JSON.
+        max_bytes: bytes of its rows, as JSON but for large values.
         max_memory: bytes of address space that its process may have, some 50 MB of them before it begins.
         max_processes: queries that may run at the same time; others wait.
         patience_s: seconds that a query waits before it is refused because of those that the server still computes.
@@ -234,15 +234,16 @@ class _Process:
         """The next message; or that the process ended, or sent none in time."""
         deadline = time.monotonic() + seconds
         try:
-            length = int.from_bytes(self._bytes(8, deadline), "little")
-            if length > 2 * self._settings["max_bytes"] + _LONGEST_ERROR:
+            sizes = self._bytes(16, deadline)
+            length, behind = (int.from_bytes(part, "little") for part in (sizes[:8], sizes[8:]))
+            if length + behind > 2 * self._settings["max_bytes"] + _LONGEST_ERROR:
                 raise EOFError  # no process of ours says so much
-            body = self._bytes(length, deadline)
+            body, attached = self._bytes(length, deadline), self._bytes(behind, deadline)
         except TimeoutError:
             return {"ended": True, "refused": f"longer than {self._settings['timeout_s']:g} s"}
         except EOFError:
             return {"ended": True, "refused": "its process failed"}
-        return self._read(str(body, "ascii"))
+        return self._read(str(body, "utf-8"), attached)
 
     def _bytes(self, count: int, deadline: float) -> memoryview:
         """So many bytes of what the process writes; it raises TimeoutError or EOFError."""
@@ -260,7 +261,8 @@ class _Process:
 
 
 def _rows(reply: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    return [*map(tuple, reply["rows"])]
+    """The rows of a reply, which has them as lists of columns, each of some of the rows."""
+    return [row for columns in reply["rows"] for row in zip(*columns, strict=True)]
 
 
 _MADE: dict[str, Any] = {
@@ -275,16 +277,26 @@ _MADE: dict[str, Any] = {
 """Makes values that JSON doesn't have."""
 
 
-def reader(tag: str) -> Callable[[str], dict[str, Any]]:
-    """A function that reads the other process's messages; `tag` marks objects in place of what JSON lacks."""
+def reader(tag: str) -> Callable[[str, memoryview], dict[str, Any]]:
+    """A function that reads a message of the other process, and what is attached.
 
-    def value(found: dict[str, Any]) -> Any:
-        if tag not in found:
-            return found
-        kind, given = found[tag]
-        return _MADE[kind](given)
+    `tag` marks objects in place of what JSON doesn't have, or of what is attached, by its length, in order.
+    """
 
-    def read(message: str) -> dict[str, Any]:
+    def read(message: str, attached: memoryview) -> dict[str, Any]:
+        at = 0
+
+        def value(found: dict[str, Any]) -> Any:
+            nonlocal at
+            if tag not in found:
+                return found
+            kind, given = found[tag]
+            if kind in ("blob", "text"):
+                at += given
+                large = attached[at - given : at]
+                return str(large, "utf-8", "surrogatepass") if kind == "text" else bytes(large)
+            return _MADE[kind](given)
+
         try:
             return cast("dict[str, Any]", json.loads(message, object_hook=value))
         except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number

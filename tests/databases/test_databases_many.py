@@ -165,9 +165,9 @@ def test_large_values_and_text_that_is_no_utf_8_come_back_as_they_are(folder):
         assert run("SELECT CAST(x'41ff42' AS TEXT), x'41ff42', 'ä'", {"db_id": "b"}) == [("A\ufffdB", b"A\xffB", "ä")]
         assert run("SELECT CAST(x'ff' AS TEXT)", {"db_id": "b"}) == [("\ufffd",)]
     with Databases(folder, max_bytes=100_000) as run:
-        assert run("SELECT zeroblob(45000)", {"db_id": "a"}) == [(bytes(45_000),)]
+        assert run("SELECT zeroblob(90000)", {"db_id": "a"}) == [(bytes(90_000),)]
         with pytest.raises(ProgramError, match="rows of more than 100000 bytes"):
-            run("SELECT zeroblob(45000) UNION ALL SELECT zeroblob(10000)", {"db_id": "a"})
+            run("SELECT zeroblob(90000) UNION ALL SELECT zeroblob(20000)", {"db_id": "a"})
         assert run("SELECT 1", {"db_id": "a"}) == [(1,)]
 
 

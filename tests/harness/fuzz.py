@@ -273,10 +273,10 @@ def results(fuzz: Fuzz) -> str:
 def over_the_wire(rows: list[Any]) -> list[Any] | None:
     """Rows as they come back from the process that runs queries; None where they can't."""
     try:
-        line = query_worker.table([rows], "tag", 10, 1 << 23)
+        line, attached = query_worker.table([rows], "tag", 10, 1 << 23)
     except (RecursionError, ValueError):  # it refuses these
         return None
-    reply = reader("tag")(f'{{"rows":[{line}]}}')
+    reply = reader("tag")(f'{{"rows":[{line}]}}', memoryview(b"".join(attached)))
     return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
 
 
