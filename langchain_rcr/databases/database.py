@@ -314,12 +314,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def address_of(database: str | Path) -> tuple[str, bool]:
     """What to open, and whether it is PostgreSQL.
 
-    Args:
-        database: the path of a SQLite file, `postgresql://…`, or libpq's `host=… dbname=…`; or such a URL as SQLAlchemy
-            takes it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`.
-
-    Raises:
-        InputError: it is of another kind, or in memory, where another process can't read it.
+    That is the path of a SQLite file, `postgresql://…`, libpq's `host=… dbname=…`, or such a URL as SQLAlchemy takes
+    it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`. An `InputError`: it is of another kind,
+    or in memory, where another process can't read it.
     """
     text = str(database)
     scheme = re.match(r"(?i)\s*([a-z][\w.:-]*)(\+\w+)?://", text)

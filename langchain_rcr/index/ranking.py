@@ -21,15 +21,10 @@ MORE = 8
 
 
 def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
-    """The t best columns of each row of scores.
+    """The t best columns (B, t) int64 of each row of scores (B, N) float32, N ≥ 1, and their scores, best first.
 
-    Args:
-        scores: (B, N) float32, N ≥ 1; −inf for what may not be found.
-        slack: (B,) how far below a row's best a score still counts as the same; of these the lowest column wins.
-        t: how many.
-
-    Returns:
-        Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
+    What may not be found has −inf; where nothing is left come −1 and −inf. A score is the same as its row's best as
+    long as it is at most `slack` (B,) below; of these the lowest column wins.
     """
     if t == 1:
         return _first_best(scores, slack)
@@ -71,11 +66,7 @@ def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatA
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[IntArray, FloatArray]:
     """The t best of one row's candidates, as `best` orders them; fewer where there are fewer.
 
-    Args:
-        keys: (W,) in any order, each once.
-        scores: (W,) float32 of each, finite.
-        slack: how far below the best that is left a score still counts as the same.
-        t: how many.
+    Keys (W,) come in any order, each once, with finite scores (W,) float32.
     """
     order = np.lexsort((keys, -scores))
     keys, scores = keys[order], scores[order]

@@ -176,18 +176,9 @@ def greedy(
 ) -> Picks:
     """Greedy decoding of the policy (section 3.2): at every step the candidate with the largest logit.
 
-    Args:
-        queries: E_x of the queries, (B, D) float32.
-        pool: the pool's vectors, or a table of them.
-        state: how picks compose (its `start` is called here).
-        k: how many examples to pick for each query.
-        exclude: for each query the pool positions it must not get (itself, for a training query).
-
-    Returns:
-        Picks of k distinct positions a query. Equal logits are decided by the lowest position.
-
-    Raises:
-        InputError: k is not positive, a query has fewer than k candidates left, or a position is outside the pool.
+    Of queries E_x (B, D) float32 each gets k distinct positions in the pool, none of its own in `exclude` (itself, for
+    a training query). Equal logits are decided by the lowest position. An `InputError`: k is not positive, a query has
+    fewer than k candidates left, or a position is outside the pool.
     """
     table = MatrixTable(pool) if isinstance(pool, PoolVectors) else pool
     barred = checked_exclude(exclude, len(queries), table.size, k)
@@ -206,16 +197,9 @@ async def select(
 ) -> Picks:
     """Pick examples for B queries together: every step is one search for all their sequences.
 
-    Args:
-        queries: E_x of the queries, (B, D) float32.
-        state: how picks compose (its `start` is called here).
-        options: k, beams, when to stop, what to keep to.
-        reader: the pool; see `CandidateIndex.run` for where to await this.
-        exclude: (B, E) for each query keys that it must not get.
-
-    Returns:
-        Picks of up to k distinct candidates a query. With beams: the sequence of the most picks, among them that with
-        the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
+    `queries` are E_x (B, D) float32, `exclude` (B, E) keys that each must not get; `CandidateIndex.run` says where to
+    await this. Picks are up to k distinct candidates a query. With beams: the sequence of the most picks, among them
+    that with the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
     """
     count = len(queries)
     picks = Picks.none(count, options.k)

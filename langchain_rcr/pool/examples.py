@@ -215,11 +215,7 @@ def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Exampl
 
     An earlier version differs in metadata alone; where at least as many examples are as they were, also in its question
     alone, or in its program alone. Elsewhere an unrelated pool would do so, too: few programs answer many questions.
-
-    Args:
-        pool: the examples.
-        fresh: the positions of those that the engine doesn't hold.
-        others: what the engine holds that isn't in the pool, by id.
+    `fresh` are positions of examples that the engine doesn't hold; `others` it holds, by id, and the pool doesn't.
     """
     question, program = {*pool.source_keys}, {pool.target_key}
     metadata = {name for example in (*pool.examples, *others.values()) for name in example} - question - program

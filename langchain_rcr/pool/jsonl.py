@@ -18,13 +18,9 @@ def write_jsonl(
 ) -> None:
     """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
 
-    An error names `shown`, where `path` is a temporary one.
-
-    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
-
-    Raises:
-        PoolError: a field that JSON can't hold, or not as it is (tuples become lists, keys strings); the message names
-            example, field and path.
+    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`. A
+    `PoolError` names an example, a field that JSON can't hold as it is (tuples become lists, keys strings), and the
+    path, or `shown` where that is a temporary one.
     """
     lines = []
     for example_id, example in zip(pool.ids, pool.examples, strict=True):

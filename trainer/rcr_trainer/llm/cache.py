@@ -144,10 +144,8 @@ class AnswerCache:
         """Write answers, and what they cost an account, in one transaction; all is on disk when this returns.
 
         If another process was first, its answer stays, so that both go on with the same one. The model's name is for
-        people who look into the file.
-
-        Returns:
-            The answers as they are in the file now, and all that the account has spent (None without an account).
+        people who look into the file. Returns the answers as they are there now, and all that the account, if any, has
+        spent.
         """
         rows = [
             (key, model, answer.text, answer.reason, answer.prompt_tokens, answer.completion_tokens)

@@ -129,16 +129,9 @@ def sequences(
 ) -> tuple[IntArray, IntArray]:
     """Rank candidates step by step, each step beside the examples chosen before.
 
-    Args:
-        score: (rows, the examples shown to each) → log-likelihoods of the rows' programs.
-        rows: (Q,) the training questions, which are none of their own candidates.
-        pool: N.
-        size: L, candidates at a step; fewer where the pool has no more.
-        k: steps.
-        rng: draws the candidates, and one of them.
-
-    Returns:
-        ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
+    For training questions (Q,), which are none of their own candidates, `size` candidates, drawn from the pool, are
+    ranked at each of k steps; `score` takes rows and the examples shown to each, and gives log-likelihoods of the rows'
+    programs. Returns ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
     """
     size = min(size, pool - k)
     ranked, chosen = np.empty((len(rows), k, size), dtype=np.int64), np.empty((len(rows), k), dtype=np.int64)
@@ -166,14 +159,9 @@ def beam(
 ) -> IntArray:
     """The sequences (B, k) with the largest sum of logits that a beam finds; ties go to the lowest positions.
 
-    Those for k begin those for any larger k.
-
-    Args:
-        logits: (queries (R,), their picks so far (R, t)) → logits (R, N).
-        excluded: for each of the B queries, the positions it may not pick.
-        k: picks a query.
-        width: sequences kept for each query.
-        horizon: length of the sequences that compete, whatever k is; further picks are greedy.
+    `logits` takes queries (R,) and their picks so far (R, t), and gives (R, N). `width` sequences are kept for each
+    query; those of length `horizon` compete, whatever k is, and further picks are greedy: so those for k begin those
+    for any larger k.
     """
     beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in excluded]
     for step in range(max(k, horizon)):

@@ -92,14 +92,9 @@ def grpo_loss(
 ) -> Tensor:
     """−J (Eq. 8) of each sequence, (R,); the objective is their mean.
 
-    Args:
-        new: (R,) log π_θ(o); gradients flow through it.
-        old: (R,) log π_old(o), of the policy that drew the sequences.
-        reference: (R,) log π_ref(o), of the policy after SFT.
-        advantages: (R,).
-        scored: (R,) bool; False for a sequence without a reward: its loss is 0, the KL term included.
-        epsilon: ε, the clip ratio.
-        beta: β, the weight of the KL term; 0 if the penalty is in the reward.
+    Log π(o) (R,) is that of the policy (`new`, with gradients), of the one that drew the sequences (`old`), and of the
+    one after SFT (`reference`). A sequence that isn't `scored` has loss 0, the KL term included. ε is the clip ratio, β
+    the weight of the KL term, 0 if the penalty is in the reward.
     """
     objective = surrogate(new, old, advantages, epsilon)
     if beta:

@@ -33,10 +33,7 @@ class Supervision:
         forbidden: for each query the pool positions it may never get (itself; its own program, as an option).
         reachable: count as needed only what some candidate has that the query may get.
 
-    Attributes:
-        needs: (Q, S) binary float32; LS(y) of each query's gold program.
-        pool: (N, S) binary float32; LS(c) of each candidate's program.
-        forbidden: as given.
+    `needs` (Q, S) and `pool` (N, S), binary float32, have the local structures of gold programs and candidates.
     """
 
     def __init__(
@@ -184,14 +181,8 @@ def listwise_batches(
 ) -> Iterator[Batch]:
     """Batches of whole sequences: every state on them is trained.
 
-    Args:
-        order: (n,) the queries, in the order in which they come.
-        sequences: (Q, k) picks, whose prefixes are the states.
-        best: (Q, k) Algorithm 1's picks, which are always among the candidates.
-        size: queries in a batch.
-        pool: N.
-        most: candidates in a batch; a larger pool is sampled.
-        rng: draws them.
+    The queries come in this order, `size` a batch; the prefixes of `sequences` (Q, k) are the states. Candidates are
+    the pool of N, or `most` of it, drawn, Algorithm 1's picks (`best`, (Q, k)) always among them.
     """
     everything = np.arange(pool)
     for start in range(0, len(order), size):
