@@ -67,7 +67,7 @@ def read_answer(
     """
     complaint = ""
     likeliest: str | None = None
-    for text in _candidates(answer, language, labels):
+    for text in candidates(answer, language, labels):
         likeliest = likeliest or text
         try:
             tree = parse(text)
@@ -80,7 +80,7 @@ def read_answer(
     return Reading(None, None, complaint or "it is empty", likeliest)
 
 
-def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> list[str]:
+def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> Iterator[str]:
     """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
     Dropped are the model's thoughts before the answer, what follows it (a next "Source:"), a leading "Target:" or "Here
@@ -92,10 +92,6 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     `language` is the programs', if known; `labels` are in the place of "Source:" and "Target:". No text is blank, or
     there twice.
     """
-    return list(_candidates(answer, language, labels))
-
-
-def _candidates(answer: str, language: str | None, labels: tuple[str, str]) -> Iterator[str]:
     known = about(language)
     text = answer[_thoughts(answer) :].strip()
     if labels[0]:

@@ -38,27 +38,27 @@ from langchain_rcr.programs import get_parser
 )
 def test_the_likeliest_place_of_a_program_of_several_lines(answer: str, first: str) -> None:
     for language in ("sql", "sql:postgres", "python", None):
-        assert candidates(answer, language)[0] == first
+        assert next(candidates(answer, language)) == first
 
 
 @pytest.mark.parametrize("language", ["functional", "sexpr", "json"])
 def test_a_program_of_one_line_comes_before_what_follows_it(language: str) -> None:
-    assert candidates("count(a)\nThis counts.\n\nBye.", language) == [
+    assert [*candidates("count(a)\nThis counts.\n\nBye.", language)] == [
         "count(a)",
         "count(a)\nThis counts.\n\nBye.",
         "count(a)\nThis counts.",
     ]
-    assert candidates('Target: {\n "a": 1\n}', language)[:2] == ["{", '{\n "a": 1\n}']
+    assert [*candidates('Target: {\n "a": 1\n}', language)][:2] == ["{", '{\n "a": 1\n}']
 
 
 def test_what_comes_after_in_what_order() -> None:
-    assert candidates("SELECT 1\nFROM a\n\nIt selects.", "sql") == [
+    assert [*candidates("SELECT 1\nFROM a\n\nIt selects.", "sql")] == [
         "SELECT 1\nFROM a\n\nIt selects.",
         "SELECT 1\nFROM a",
         "SELECT 1",
     ]
     fences = "First:\n```sql\nSELECT 1\n```\nbetter:\n```sql\nSELECT 2\n```"
-    assert candidates(fences, "sql") == ["SELECT 2", "SELECT 1"]
+    assert [*candidates(fences, "sql")] == ["SELECT 2", "SELECT 1"]
 
 
 QUERY = "SELECT a FROM b"
@@ -171,14 +171,14 @@ def test_forms_of_other_languages(answer: str, language: str, program: str) -> N
 
 def test_prose_around_a_fence_is_no_program() -> None:
     """It would be one in a language where a word alone is."""
-    assert candidates("Sure\n```\ncount((\n```\nBye", "functional") == ["count(("]
+    assert [*candidates("Sure\n```\ncount((\n```\nBye", "functional")] == ["count(("]
 
 
 @pytest.mark.parametrize(
     "answer", ["", " \n\t", "``", "<think>hm</think>", "<think>cut off", "Source: x", "Target:", "Target: \n"]
 )
 def test_nothing_is_no_candidate(answer: str) -> None:
-    assert candidates(answer, "sql") == candidates(answer, "functional") == []
+    assert [*candidates(answer, "sql")] == [*candidates(answer, "functional")] == []
 
 
 PIECES = [
@@ -210,7 +210,7 @@ PIECES = [
 def test_odd_answers_take_no_time(piece: str) -> None:
     began = time.process_time()
     for language in ("sql", "json", "functional"):
-        candidates(piece * 50_000, language)
+        list(candidates(piece * 50_000, language))
     assert time.process_time() - began < 1
 
 

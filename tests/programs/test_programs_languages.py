@@ -262,8 +262,8 @@ class Shouted(Reversed):
 def test_what_is_known_of_a_language_is_on_its_parser(monkeypatch):
     monkeypatch.setitem(PARSERS, "shouted", f"{__name__}:Shouted")
     assert ProgramSpec("shouted").key("3 4 f") == "f(ANON_NUMBER(ANON_NUMBER))"
-    assert candidates("a b\nc", "shouted") == ["a b", "a b\nc", "A B\nC"]
-    assert candidates("```loud\na\n```\n```sql\nb\n```", "shouted")[0] == "a"
+    assert [*candidates("a b\nc", "shouted")] == ["a b", "a b\nc", "A B\nC"]
+    assert next(candidates("```loud\na\n```\n```sql\nb\n```", "shouted")) == "a"
     assert requirement(None, ProgramSpec("shouted")) == "langchain-rcr[sql]"
 
 

@@ -19,7 +19,6 @@ moment the folder is either as before the stage or as after it.
 from __future__ import annotations
 
 import json
-import logging
 import math
 import os
 import shutil
@@ -40,8 +39,6 @@ from langchain_rcr.errors import CheckpointError
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Known
-
-logger = logging.getLogger(__name__)
 
 _RESULTS = (
     *("data", "metrics.jsonl", "state", "checkpoint", "checkpoint-sft"),
