@@ -49,7 +49,7 @@ class Item(NamedTuple):
 
 
 def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field of `Item.home`: `prefer`, or for None "db_id", where examples have and differ in it; None: no field."""
+    """The field of `Item.home`: `prefer` (empty: none) or, for None, "db_id", where examples have it and differ."""
     if prefer is not None:
         return prefer or None
     values = (example.get(DATABASE) for example in examples)

@@ -50,7 +50,7 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Marks a field, `Annotated[str, OneOf(names)]`, of the names in a registry, which `names` returns described."""
+    """Marks a field, `Annotated[str, OneOf(names)]`, one of a registry's names; `names` gives their meanings."""
 
     names: Callable[[], Mapping[str, str]]
 

@@ -15,9 +15,9 @@ _EACH = 100
 def remembered(most: int) -> Callable[[F], F]:
     """Return a decorator that remembers a function's results, of the latest calls that were new.
 
-    Remembered are calls with `most` characters in the strings among their arguments together, as what is read of a text
-    takes memory in proportion; none with more by itself. Threads may call the function at the same time; two that ask
-    for the same new result may both compute it.
+    The calls that are remembered have up to `most` characters in their string arguments together, as what is read of a
+    text takes memory in proportion; one with more by itself isn't. Threads may call the function at the same time; two
+    that ask for the same new result may both compute it.
     """
 
     def decorate(function: F) -> F:

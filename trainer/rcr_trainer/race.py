@@ -193,9 +193,13 @@ def race(
 ) -> Winner:
     """Find the variant that earns most, or one that differs less and earns as much.
 
-    Of `changes`, of one number each, the mildest first, those take part that are `admitted`. `earned` gives the rewards
-    (n,) of a variant on some of the `questions`, which are in random order; NaN: there is none. At most `answers` are
-    asked for, of which `spent` have been; variants with the same picks share one.
+    Args:
+        changes: of one number each, the mildest first.
+        earned: the rewards (n,) of a variant on some of the questions; NaN: there is none.
+        questions: how many there are, in random order.
+        answers: asked for at most. Variants with the same picks share one.
+        spent: how many have been asked for.
+        admitted: whether a variant may take part.
     """
     before, end = np.full(questions, np.nan), spent() + answers
     alone = _halved([*filter(admitted, changes)], earned, before, answers // 2, spent, TOGETHER)

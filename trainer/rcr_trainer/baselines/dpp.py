@@ -81,9 +81,14 @@ def greedy_map(
 ) -> np.ndarray:
     """The greedy mode of a determinantal point process, for b queries at once; ties go to the lowest column.
 
-    The quality (b, F) is r / λ, −inf for what may not be picked; the volume (b, F) is the diagonal of S, of which
-    `similar_to` gives the rows (b, F) of picked columns (b,). Returns (b, k) columns, k ≤ F, in pick order; those that
-    add no volume come last, by quality.
+    Args:
+        quality: (b, F) r / λ; −inf for what may not be picked.
+        volume: (b, F) the diagonal of S.
+        similar_to: columns picked (b,) → their rows of S (b, F).
+        k: picks, at most F.
+
+    Returns:
+        (b, k) columns in pick order; those that add no volume come last, by quality.
     """
     rows = np.arange(len(quality))
     quality, volume = quality.copy(), volume.copy()

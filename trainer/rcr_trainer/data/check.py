@@ -171,7 +171,7 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Held-out examples (positions) that training has, too, up to case and spaces; and those with a question of it."""
+    """Positions of held-out examples that training has, up to case and spaces; of those whose question alone it has."""
     pairs = {(plain(example.source), plain(example.target)) for example in training}
     questions = {source for source, _ in pairs}
     both: list[int] = []

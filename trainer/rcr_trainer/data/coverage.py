@@ -59,11 +59,20 @@ def greedy_coverage(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pick k candidates per query, each the one that covers most of what the earlier ones left (Algorithm 1).
 
-    `needs` (B, S) ≥ 0 says what covering structure s is worth to query b, `pool` (N, S), binary, which candidates have
-    it; `exclude` has the positions that a query may not pick, and leaves k, else it is an `InputError`. Returns
-    positions (B, k) int64 in pick order, and gains (B, k): what each newly covers is worth. Ties go to the lowest
-    position. Once no candidate covers more, the rest are those with most overlap with the whole need; their gain is 0.
-    A smaller k gives the first k of the same picks.
+    Ties go to the lowest position. Once no candidate covers more, the rest are those with most overlap with the whole
+    need; their gain is 0. A smaller k gives the first k of the same picks.
+
+    Args:
+        needs: (B, S) non-negative; what covering structure s is worth to query b.
+        pool: (N, S) binary; which candidates have which structures.
+        k: picks per query.
+        exclude: per query, the positions that it may not pick.
+
+    Returns:
+        Positions (B, k) int64 in pick order, and gains (B, k): what each pick newly covers is worth.
+
+    Raises:
+        InputError: a query has fewer than k candidates.
     """
     excluded = checked_exclude(exclude, needs.shape[0], pool.shape[0], k)
     pool = sparse.csr_array(pool)
@@ -118,10 +127,15 @@ def greedy_set_cover(
 ) -> np.ndarray:
     """Pick k candidates per query (b, k), each the one that adds most to the cover; ties go to the lowest position.
 
-    `coverage` (T, U) says how well text u covers aspect t, `owner` (T,), ascending, whose aspect it is; a query without
-    any gets the lowest positions. A candidate's text is `row_of` (N,); those `excluded` for a query leave it k at
-    least. Once nothing adds anything, a new cover is begun with the candidates that are left. A smaller k gives the
-    first k of the same picks.
+    Once nothing adds anything, a new cover is begun with the candidates that are left. A smaller k gives the first k of
+    the same picks.
+
+    Args:
+        coverage: (T, U); how well text u covers aspect t.
+        owner: (T,) ascending; the query that an aspect belongs to. One without aspects gets the lowest positions.
+        row_of: (N,); the text of each candidate.
+        excluded: for each of b queries the positions that it may not pick; at least k are left.
+        k: picks per query.
     """
     coverage = np.multiply(coverage, 1 / _GRID, dtype=coverage.dtype)
     np.rint(coverage, out=coverage)

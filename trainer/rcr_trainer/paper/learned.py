@@ -122,9 +122,13 @@ class LearnedSelector(Baseline):
     ) -> None:
         """Train E_c, and whatever makes the states, by InfoNCE with in-batch and hard negatives.
 
-        Of the ranked candidates (Q, k, L) of each question at each step, the most helpful first, positives are drawn
-        among the first `best`, hard negatives among the last `extreme`. The prefixes of `sequences` (Q, k) are the
-        states, of which `states` makes vectors. A training question never gets itself.
+        Args:
+            model: the encoders.
+            rows: (Q,) the training questions, which never get themselves.
+            ranked: (Q, k, L) candidates of each question at each step, the most helpful first.
+            best: positives are drawn among this many of the first; hard negatives among `extreme` of the last.
+            sequences: (Q, k) picks whose prefixes are the states.
+            states: makes the state vectors.
         """
         every, own, pool = np.argwhere(np.ones(sequences.shape, dtype=bool)), list(rows[:, None]), self._items
         candidates, device = model.candidate.featurize(pool), next(model.parameters()).device

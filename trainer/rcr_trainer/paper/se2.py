@@ -129,9 +129,16 @@ def sequences(
 ) -> tuple[IntArray, IntArray]:
     """Rank candidates step by step, each step beside the examples chosen before.
 
-    For training questions (Q,), which are none of their own candidates, `size` candidates, drawn from the pool, are
-    ranked at each of k steps; `score` takes rows and the examples shown to each, and gives log-likelihoods of the rows'
-    programs. Returns ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
+    Args:
+        score: (rows, the examples shown to each) → log-likelihoods of the rows' programs.
+        rows: (Q,) the training questions, which are none of their own candidates.
+        pool: N.
+        size: L, candidates at a step; fewer where the pool has no more.
+        k: steps.
+        rng: draws the candidates, and one of them.
+
+    Returns:
+        ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
     """
     size = min(size, pool - k)
     ranked, chosen = np.empty((len(rows), k, size), dtype=np.int64), np.empty((len(rows), k), dtype=np.int64)

@@ -43,9 +43,18 @@ def walk(
 ) -> tuple[IntArray, FloatArray]:
     """Follow picks, or draw some, as a served policy that explores does (`Options.explore`).
 
-    Of queries E_x (B, D) each has its temperature `tau`, and gets examples with its number in `allowed`, (B,) and (N,).
-    It follows `picks` (B, k), or draws k by `random`. Returns picks (B, k), and the log-probability of each, −inf where
-    one can't be drawn.
+    Args:
+        queries: E_x, (B, D).
+        state: how picks compose.
+        pool: (N, D).
+        tau: (B,) the temperature of each question's draws.
+        allowed: numbers (B,) and (N,): a question gets examples with its number.
+        picks: (B, k) those to follow; None: draw.
+        k: how many to draw.
+        random: what draws.
+
+    Returns:
+        Picks (B, k), and the log-probability of each (B, k); −inf where one can't be drawn.
     """
     size, steps = len(pool.candidate), k if picks is None else picks.shape[1]
     out, log_probs = np.zeros((len(queries), steps), dtype=np.int64), np.zeros((len(queries), steps))
