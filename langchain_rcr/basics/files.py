@@ -28,9 +28,15 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 @contextmanager
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
-    """Write a file, which is yielded open, that replaces `path` if the block ends without an error.
+    """Write a file that replaces `path` if the block ends without an error.
 
-    Its folder is created, a symbolic link is followed. An `InputError`: it can't be written.
+    Its folder is created, a symbolic link is followed.
+
+    Yields:
+        The open temporary file.
+
+    Raises:
+        InputError: the file can't be written.
     """
     target = Path(os.path.realpath(path))
     with _input_errors(target):
@@ -95,12 +101,18 @@ def digest(value: Any) -> str:
 
 @contextmanager
 def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
-    """Fill a temporary folder, which is yielded, that replaces `path` as a whole if the block ends without an error.
+    """Fill a temporary folder that replaces `path` as a whole if the block ends without an error.
 
-    It is on the same file system; a symbolic link is followed. A kill at any moment leaves the old folder or the new
-    one, and perhaps a hidden `.NAME.…` beside it, which the next write removes. Systems other than Linux can't swap
-    folders: between two renames only the hidden one is there. An `InputError`: `path` is a file, or nothing can be
-    written there.
+    A symbolic link is followed.
+
+    A kill at any moment leaves the old folder or the new one, and perhaps a hidden `.NAME.…` beside it, which the next
+    write removes. Systems other than Linux can't swap folders: between two renames only the hidden one is there.
+
+    Yields:
+        The temporary folder, on the same file system.
+
+    Raises:
+        InputError: `path` is a file, or nothing can be written there.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_dir():
@@ -156,7 +168,12 @@ def remove_abandoned(target: Path) -> None:
 
 
 def _lock(path: Path) -> int | None:
-    """A handle that locks a file or folder, if the system can; FileNotFoundError: it's gone, BlockingIOError: taken."""
+    """An open handle that locks a file or folder; None if the system can't.
+
+    Raises:
+        FileNotFoundError: it is gone.
+        BlockingIOError: it is locked.
+    """
     if sys.platform == "win32":
         return None
     import fcntl

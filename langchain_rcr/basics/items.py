@@ -49,7 +49,12 @@ class Item(NamedTuple):
 
 
 def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field of `Item.home`: `prefer` (empty: none) or, for None, "db_id", where examples have it and differ."""
+    """The field that `Item.home` is read from; None: there is none.
+
+    Args:
+        prefer: its name; "": none; None: "db_id", where examples have it and differ in it.
+        examples: with their fields.
+    """
     if prefer is not None:
         return prefer or None
     values = (example.get(DATABASE) for example in examples)

@@ -50,7 +50,11 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Marks a field, `Annotated[str, OneOf(names)]`, one of a registry's names; `names` gives their meanings."""
+    """Marks a field whose values are the names in a registry: `Annotated[str, OneOf(names)]`.
+
+    Args:
+        names: returns the registered names, each with its description or "".
+    """
 
     names: Callable[[], Mapping[str, str]]
 

@@ -50,7 +50,10 @@ class Reading(NamedTuple):
 
 
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
-    """The program in an answer, or the likeliest text if none parses (a database may accept it); see `candidates`."""
+    """The program in an answer, or the likeliest text if nothing parses, since a database may accept that.
+
+    For the arguments see `candidates`.
+    """
     reading = read_answer(answer, get_parser(language).parse, language, labels)
     return reading.program or reading.likeliest
 
@@ -89,8 +92,13 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     comes before its first paragraph and its first line, but the line first where programs have one. At the end come
     programs amid prose, again the last first, and the field `sql`, `query` and the like of a JSON object.
 
-    `language` is the programs', if known; `labels` are in the place of "Source:" and "Target:". No text is blank, or
-    there twice.
+    Args:
+        answer: what the model wrote.
+        language: the programs' language, see `langchain_rcr.programs.get_parser`; None: unknown.
+        labels: those of the prompt in the place of "Source:" and "Target:".
+
+    Returns:
+        Different texts, none blank.
     """
     known = about(language)
     text = answer[_thoughts(answer) :].strip()

@@ -159,6 +159,7 @@ def semantic_parsing_chain(
 
 
 def _check(llm: object, retriever: object, retries: int, drafts: int) -> None:
+    """Refuse arguments that are of the wrong kind or out of range."""
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
     for name, number in (("retries", retries), ("drafts", drafts)):
@@ -372,6 +373,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
 @dataclass(slots=True)
 class _Question:
+    """A question on its way through the chain."""
+
     config: RunnableConfig
     variables: dict[str, Any] = field(default_factory=dict)
     query: Any = None  # for the retriever: a text, or the variables if it is a plain selector

@@ -178,6 +178,7 @@ class Database:
         self.close()
 
     def _process(self) -> _Process:
+        """A process that waits for a query."""
         while self._idle:
             with suppress(IndexError):  # another thread took it
                 process = self._idle.pop()
@@ -193,6 +194,8 @@ class Database:
 
 
 class _Process:
+    """A process that runs queries."""
+
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.backend: tuple[int, float] | None = None
         self._settings = settings
@@ -314,9 +317,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def address_of(database: str | Path) -> tuple[str, bool]:
     """What to open, and whether it is PostgreSQL.
 
-    That is the path of a SQLite file, `postgresql://…`, libpq's `host=… dbname=…`, or such a URL as SQLAlchemy takes
-    it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`. An `InputError`: it is of another kind,
-    or in memory, where another process can't read it.
+    Args:
+        database: the path of a SQLite file, `postgresql://…`, or libpq's `host=… dbname=…`; or such a URL as SQLAlchemy
+            takes it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`.
+
+    Raises:
+        InputError: it is of another kind, or in memory, where another process can't read it.
     """
     text = str(database)
     scheme = re.match(r"(?i)\s*([a-z][\w.:-]*)(\+\w+)?://", text)

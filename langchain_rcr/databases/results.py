@@ -27,9 +27,13 @@ _ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program returned, as digests, of its rows in order and in any: callers remember many, and some are long.
+    """What a program returned, as digests, since a caller remembers many results, and some are long.
 
     Of a list of tuples of one length, the rows of a query, the order of columns doesn't matter.
+
+    Args:
+        in_order: of the result with its rows in order.
+        rows: of its rows in any order.
     """
 
     in_order: str

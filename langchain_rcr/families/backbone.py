@@ -32,6 +32,7 @@ _PROBE = "what is the number of states that border the largest one ?"
 """Embedded when saving and when loading: if the name now means another model, every vector would be silently wrong."""
 _LARGEST = 1e15
 """Smaller numbers can be squared and summed in single precision."""
+
 Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
 
@@ -84,7 +85,12 @@ class TransformerBackbone:
         return {"kind": "transformer", "base": base, "pooling": text.pooling, "max_length": text.max_length}
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
-        """The model read by ONNX Runtime, to be stored in a checkpoint; an `InputError` if that can't read it."""
+        """The model read by ONNX Runtime, to be stored in a checkpoint.
+
+        Raises:
+            InputError: it is of an architecture that ONNX Runtime can't be given.
+            MissingExtraError: onnxruntime is not installed.
+        """
         text = self._encoder.text
         with TemporaryDirectory() as folder:
             text.save(Path(folder) / "model")
@@ -124,7 +130,10 @@ class LangChainBackbone:
 
 
 class RememberingBackbone:
-    """Embeds each text once for all stages of a training run; `known` may be shared over the same model."""
+    """Embeds each text once: the stages of a training run embed the same texts.
+
+    `known` may be shared with other wrappers of the same model.
+    """
 
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
         self._backbone = backbone
@@ -174,10 +183,13 @@ def open_backbone(
 
 
 def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbone | OnnxBackbone:
-    """A pretrained model, frozen, read by torch (True) or ONNX Runtime (False); `options`: see `PooledTransformer`.
+    """A pretrained model, frozen.
 
-    None: ONNX Runtime, which starts in a tenth of the time, where it is installed and the model has BERT's
-    architecture.
+    Args:
+        base: its name or folder.
+        torch: whether torch reads it, where it is installed; False: ONNX Runtime; None: ONNX Runtime, which needs a
+            tenth of the time to start, where it is installed and the model has BERT's architecture.
+        **options: see `PooledTransformer`.
     """
     there = installed("torch") and installed("transformers")
     if not there or (not torch and (torch is False or installed("onnxruntime"))):

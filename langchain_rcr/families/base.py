@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 Encoders: TypeAlias = "tuple[Encoder, Encoder, Encoder]"
 """E_x, E_z and E_c."""
+
 logger = logging.getLogger(__name__)
 
 GROUP = "langchain_rcr.families"

@@ -150,8 +150,12 @@ def check(shape: Shape, arrays: Arrays) -> None:
 def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
     """The ONNX model: `words` (1, T, d) → `last` (1, T, d), the last layer's vectors, and `inner`, those of `read_at`.
 
-    What `looked_up` gives is not in it, since the session would hold a second copy of the vocabulary. The inputs of
-    `watched` matrices are outputs, too, as `NAME.input`.
+    What `looked_up` gives is not in it, since the session would hold a second copy of the vocabulary.
+
+    Args:
+        shape: the numbers of its config.json.
+        arrays: of `arranged`, or made smaller by `smaller`.
+        watched: matrices whose inputs are outputs, too, as `NAME.input`.
     """
     made = Graph()
 
@@ -204,7 +208,13 @@ def matrices(shape: Shape) -> list[str]:
 
 
 def smaller(shape: Shape, arrays: Arrays, largest: Callable[[str], NDArray[np.float32]]) -> dict[str, NDArray[Any]]:
-    """The arrays in int8; by column, `largest` has the largest numbers that a matrix was seen to be multiplied with."""
+    """The arrays with matrices and word vectors in int8.
+
+    Args:
+        shape: the numbers of its config.json.
+        arrays: of `arranged`.
+        largest: the largest of the numbers, by column, that a matrix was seen to be multiplied with.
+    """
     found = dict(arrays)
     for name in matrices(shape):
         rows = np.abs(arrays[name]).max(axis=1)

@@ -14,7 +14,10 @@ _FACTORIES = frozenset((torch.empty, torch.eye, torch.full, torch.ones, torch.ra
 
 
 class Bounded(TorchFunctionMode):
-    """While entered, an `InputError` at a new tensor (not a meta one) of over `size` numbers or after `calls` calls."""
+    """While entered, raises an `InputError` at a new tensor of more than `size` numbers, or after `calls` calls.
+
+    Tensors on the meta device take no memory and don't count.
+    """
 
     def __init__(self, size: int, calls: int | None = None) -> None:
         super().__init__()

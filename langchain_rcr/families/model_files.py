@@ -27,9 +27,11 @@ LIMITS = ("model_max_length", "truncation_side")
 def model_folder(base: str) -> str:
     """What `AutoModel.from_pretrained` takes for a base as users write it.
 
-    `package:NAME` stands for the model inside the installed distribution of this name, or raises an `InputError`. The
-    name may come from a checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't
-    count.
+    `package:NAME` stands for the model inside the installed distribution of this name. The name may come from a
+    checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't count.
+
+    Raises:
+        InputError: the distribution is not installed, or its list of files has no model.
     """
     if not base.startswith("package:"):
         return base
@@ -58,7 +60,10 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int, *, special: bool) -> list[list[int]]:
-    """Ids of each text's first `max_length` tokens, special ones included or not; an `InputError` if one fails."""
+    """Ids of each text's tokens, with special ones or without, or an `InputError` if the tokenizer fails at one.
+
+    The tokenizer cuts at `max_length` tokens.
+    """
     cut = [text[: MAX_CHARACTERS * max_length] for text in texts]
     with refusing("the tokenizer fails"):
         return [each.ids for each in tokenizer.encode_batch_fast(cut, add_special_tokens=special)]

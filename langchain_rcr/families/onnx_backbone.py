@@ -36,9 +36,17 @@ _SALAD, _WORDS = 64, 16
 
 
 class OnnxBackbone:
-    """A frozen BERT in a local folder or `package:NAME`; arguments and errors are those of `PooledTransformer`.
+    """A frozen BERT, as `TransformerBackbone` is; each text is read by itself, so that its vectors are always the same.
 
-    Each text is read by itself, so that its vectors are always the same.
+    Args:
+        base: a local folder or `package:NAME`.
+        pooling: mean over the tokens, or the first token's vector.
+        max_length: tokens read of a text; the rest is cut off.
+        saved: whether the folder is part of a checkpoint, which anybody may have written.
+
+    Raises:
+        InputError: the model can't be read.
+        MissingExtraError: onnxruntime is not installed.
     """
 
     symmetric = True

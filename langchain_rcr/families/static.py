@@ -34,7 +34,13 @@ _MATRICES = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.we
 
 
 class StaticBackbone:
-    """Frozen token vectors (V, d) in half precision, and their tokenizer.json; texts are cut at `max_length` tokens."""
+    """Frozen token vectors and the tokenizer that they belong to.
+
+    Args:
+        tokens: (V, d) a vector for each token of the vocabulary, in half precision.
+        tokenizer: the text of a tokenizer.json.
+        max_length: tokens that are read of a text.
+    """
 
     symmetric = True
 
@@ -49,9 +55,14 @@ class StaticBackbone:
 
     @classmethod
     def of(cls, base: str, *, max_length: int = 256) -> Self:
-        """Take the input embeddings out of a pretrained model: `package:NAME`, a local folder, or a name on the hub.
+        """Take the input embeddings out of a pretrained model.
 
-        An `InputError`: it can't be found, or has no tokenizer.json or no input embeddings by a known name.
+        Args:
+            base: `package:NAME`, a local folder, or a name on the Hugging Face hub.
+            max_length: see the class.
+
+        Raises:
+            InputError: the model can't be found or has no tokenizer.json, or no input embeddings by a known name.
         """
         with refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
             weights, tokenizer = (_file(model_folder(base), name) for name in ("model.safetensors", "tokenizer.json"))

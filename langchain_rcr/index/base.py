@@ -32,13 +32,19 @@ T = TypeVar("T")
 
 TIE = 1e-6
 """How far apart equal logits may lie, relative to |state| · max |E_c|: some ten times float32's rounding."""
+
 BEST = 1024
 """Candidates whose logits make up a log partition where not all are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolVectors:
-    """The pool as the policy sees it: E_c and E_z of every example, each (N, D) float32, dense or sparse."""
+    """The pool as the policy sees it.
+
+    Args:
+        candidate: E_c of every example, (N, D) float32; dense or sparse.
+        context: E_z of every example, likewise.
+    """
 
     candidate: Rows
     context: Rows
@@ -170,8 +176,7 @@ class CandidateIndex(Protocol):
                 examples that have them go in the same change.
 
         Raises:
-            PoolError: an id is taken and isn't replaced, comes twice, or a field can't be kept; nothing was added.
-            InputError: vectors of another number or length, with numbers that are not finite, or too long for it.
+            PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
         """
         ...
 
@@ -211,7 +216,16 @@ class InThisThread:
 
 
 def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
-    """Refuse vectors, by an `InputError`, that aren't `count` of length `dim` (0: any), all of finite numbers."""
+    """Refuse vectors that can't enter an index.
+
+    Args:
+        count: how many examples they belong to.
+        vectors: theirs.
+        dim: D of the index; 0: any.
+
+    Raises:
+        InputError: vectors of another number or length, or with numbers that are not finite.
+    """
     number, length = vectors.candidate.shape
     if number != count:
         raise InputError(f"{count} examples came with {number} vectors")
@@ -227,7 +241,11 @@ def replaced(ids: Sequence[str], replace: bool | Collection[str]) -> list[str]:
 
 
 def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
-    """Refuse ids that come twice or are taken: a `PoolError` names one."""
+    """Refuse ids that come twice or are taken.
+
+    Raises:
+        PoolError: one is; the message names it.
+    """
     if not taken and len({*ids}) == len(ids):
         return
     seen = set(taken)

@@ -205,7 +205,11 @@ class StoredDocuments:
         return self.ask(self.store.similarity_search_by_vector, place, k=most)
 
     def by_names(self, names: list[str], count: int) -> list[Document]:
-        """Those with these ids; where a store can't look ids up, all `count` are read, if `scan_limit` allows that."""
+        """Those with some of the documents' ids; a store that can't look ids up is searched for all `count` examples.
+
+        Raises:
+            InputError: these are more than `scan_limit`.
+        """
         store = self.store
         if type(store).get_by_ids is not VectorStore.get_by_ids:
             parts = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
@@ -242,7 +246,11 @@ class StoredDocuments:
         return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
 
     def document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
-        """An example as a document; a `PoolError` if a field is no JSON."""
+        """An example as a document.
+
+        Raises:
+            PoolError: a field is no JSON.
+        """
         try:
             text = json.dumps({"id": row.id, "example": row.example, "program": row.program})
         except (TypeError, ValueError) as error:

@@ -23,18 +23,24 @@ Kind = Literal["flat", "hnsw", "ivf"]
 
 _AT_ONCE = 2048
 """Rows added before searches get a turn."""
+
 _PER_LIST = 39
 """Vectors that FAISS wants for each inverted list to train on."""
+
 _DIRECTIONS, _CLOSER = 128, 64
 """Inverted lists keep vectors along their principal directions, so many at most, in 4 bits for each two; the logits of
 at least so many of the nearest are then worked out exactly. Of D = 384 that is a fiftieth of float32's bytes."""
+
 _PROBED, _LEAST_PROBED = 10, 32
 """One inverted list in so many is looked at, and at least so many: the picks' logits then add up to some 0.3 % less
 than the exact ones do (trials: 0.3 % at 100,000 drawn examples, 0.2 % of 6,800 real ones)."""
+
 _SAMPLED = 20_000
 """Rows in which the principal directions are looked for."""
+
 _SMALL = 4096
 """Pools up to this size are searched in full, whatever the kind: a detour would take as long."""
+
 _RARE = 10
 """Where fewer than one row in ten can be found, all of these are looked at, whatever the kind."""
 

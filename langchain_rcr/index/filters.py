@@ -78,7 +78,11 @@ def parse_filter(spec: Mapping[str, Any], *, _depth: int = 0) -> Filter:
 
 
 def joined(*specs: Mapping[str, Any] | None) -> Filter | None:
-    """The filter that lets through what each of several does, or an `InputError`; None: all let everything through."""
+    """The filter that lets through what each of several does; None: all of them let everything through.
+
+    Raises:
+        InputError: one is not a filter.
+    """
     return all_of(*(parse_filter(spec) for spec in specs if spec is not None))
 
 
@@ -195,6 +199,7 @@ def scalar(key: str, value: Any) -> Any:
 
 
 def _shown(value: object) -> str:
+    """A value as an error shows it."""
     try:
         return f"{value!r:.80}"
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists a thousand deep

@@ -41,7 +41,11 @@ _turns = _Turns()
 
 
 class Table(ABC):
-    """Vectors of a pool, not copied, to be searched; keys are row numbers. Safe from threads; never changes."""
+    """Vectors that can be searched; keys are row numbers, 0 … N−1. Safe from threads; never changes.
+
+    Args:
+        vectors: the pool's E_c and E_z; not copied.
+    """
 
     def __init__(self, vectors: PoolVectors) -> None:
         self._context = growing(vectors.context)
@@ -89,11 +93,20 @@ class Table(ABC):
     def found(
         self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
     ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """Keys, logits (B, t) and, for a τ, log partitions (B,), as `Reader.search`; an `InputError` if not finite."""
+        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,); see `Reader.search`.
+
+        Raises:
+            InputError: a state or a candidate is not finite.
+        """
 
 
 class LocalReader:
-    """A `Reader` of an engine in this process: of a table, and its rows, a list that may go on behind those."""
+    """A `Reader` of an engine in this process.
+
+    Args:
+        table: what can be found.
+        rows: the rows of the table; may go on behind them.
+    """
 
     def __init__(self, table: Table, rows: Sequence[Row]) -> None:
         self.table, self._rows, self.size = table.opened(), rows, table.size
@@ -109,7 +122,11 @@ class LocalReader:
 
 
 class _Filters:
-    """Which rows of a list, to which others append, pass the filters that were asked last. Safe from many threads."""
+    """Which rows of a list that only grows pass the filters that were asked last. Safe from many threads.
+
+    Args:
+        rows: the list; others append to it.
+    """
 
     def __init__(self, rows: list[Row]) -> None:
         self._rows, self._lock = rows, threading.Lock()
@@ -128,9 +145,13 @@ class _Filters:
 
 
 class _Snapshot:
-    """The pool at one moment: the vectors of all rows, deleted ones too, and which are alive, (N,).
+    """The pool at one moment.
 
-    The first N of `rows` are the table's; later changes append to the same list.
+    Args:
+        table: the vectors of all rows, deleted ones too.
+        rows: a list whose first N are the table's; later changes append to the same list.
+        alive: which of them are not deleted, (N,).
+        filters: of `rows`.
     """
 
     def __init__(self, table: Table, rows: list[Row], alive: BoolArray, filters: _Filters) -> None:
@@ -213,7 +234,12 @@ class LocalIndex(InThisThread, ABC):
         yield self._now.reader(where)
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
-        """Add examples, all or none; see `CandidateIndex.add`."""
+        """Add examples, all or none; see `CandidateIndex.add`.
+
+        Raises:
+            PoolError: an id is taken and isn't replaced, or comes twice.
+            InputError: vectors of another number or length, or with numbers that are not finite.
+        """
         ids = [row.id for row in rows]
         with self._lock:
             check_vectors(len(rows), vectors, self._dim)

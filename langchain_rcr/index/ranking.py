@@ -14,17 +14,24 @@ from langchain_rcr.index.base import TIE
 
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
+
 _CACHED = 1 << 16
 """Scores that several operations go over at once: they stay in a core's cache meanwhile."""
+
 MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
 
 def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
-    """The t best columns (B, t) int64 of each row of scores (B, N) float32, N ≥ 1, and their scores, best first.
+    """The t best columns of each row of scores.
 
-    What may not be found has −inf; where nothing is left come −1 and −inf. A score is the same as its row's best as
-    long as it is at most `slack` (B,) below; of these the lowest column wins.
+    Args:
+        scores: (B, N) float32, N ≥ 1; −inf for what may not be found.
+        slack: (B,) how far below a row's best a score still counts as the same; of these the lowest column wins.
+        t: how many.
+
+    Returns:
+        Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
     """
     if t == 1:
         return _first_best(scores, slack)
@@ -49,6 +56,7 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[I
 
 
 def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatArray]:
+    """`best` for t = 1."""
     if len(scores) == 1:  # faster without arrays of one
         line = scores[0]
         top = line[line.argmax()]
@@ -66,7 +74,11 @@ def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatA
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[IntArray, FloatArray]:
     """The t best of one row's candidates, as `best` orders them; fewer where there are fewer.
 
-    Keys (W,) come in any order, each once, with finite scores (W,) float32.
+    Args:
+        keys: (W,) in any order, each once.
+        scores: (W,) float32 of each, finite.
+        slack: how far below the best that is left a score still counts as the same.
+        t: how many.
     """
     order = np.lexsort((keys, -scores))
     keys, scores = keys[order], scores[order]
@@ -136,7 +148,11 @@ async def best_fetched(
 
 
 def slack(states: FloatArray, longest: float) -> FloatArray:
-    """How far apart equal logits of each state may lie, (B,), by max |E_c|; an `InputError` if one isn't finite."""
+    """How far apart equal logits of each state may lie, (B,) float32; `longest` is max |E_c|.
+
+    Raises:
+        InputError: a state or a candidate is not finite.
+    """
     if len(states) == 1:  # faster
         lengths = [math.sqrt(states[0] @ states[0])]
     else:
@@ -171,7 +187,11 @@ def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:
 
 
 def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n_pool: int, k: int) -> list[IntArray]:
-    """What each query may not pick, without repeats; an `InputError` unless it is in the pool and leaves k ≥ 1."""
+    """The positions that each query may not pick, without repeats.
+
+    Raises:
+        InputError: not one entry per query, a position outside the pool, k below 1, or k above what is left.
+    """
     if k < 1:
         raise InputError(f"k is {k}; it must be at least 1")
     if exclude is None:

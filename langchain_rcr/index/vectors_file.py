@@ -29,10 +29,14 @@ _KINDS = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
 def save_vectors(
     path: str | os.PathLike[str], fingerprint: str, ids: Sequence[object], vectors: PoolVectors, programs: IntArray
 ) -> None:
-    """Write a pool's vectors to a safetensors file, atomically, with the fingerprint of the encoder that made them.
+    """Write a pool's vectors to a safetensors file, atomically.
 
-    `ids` (N,) are the examples', or whatever else tells them apart, as JSON takes it; `programs` (N,) are
-    `Row.program`, which would be read off the programs again otherwise.
+    Args:
+        path: the file.
+        fingerprint: of the encoder that made them.
+        ids: the examples' ids, (N,), or whatever else tells them apart, as JSON takes it.
+        vectors: theirs, by the order of the ids.
+        programs: (N,) `Row.program` of each, which would be read off the programs again otherwise.
     """
     count, dim = vectors.candidate.shape
     meta = {"format": _FORMAT, "fingerprint": fingerprint, "count": str(count), "dim": str(dim), "ids": _digest(ids)}
@@ -43,8 +47,14 @@ def save_vectors(
 def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
     """Read what `save_vectors` wrote: vectors and programs.
 
-    A `CheckpointError` says what to rebuild if it is missing, damaged, foreign, or of another encoder or other
-    examples.
+    Args:
+        path: the file.
+        fingerprint: of the encoder that is to search them.
+        ids: the ids of the examples that they must belong to, in this order.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, foreign, or of another encoder or other examples; the message
+            says what to rebuild.
     """
     try:
         if not Path(path).is_file():

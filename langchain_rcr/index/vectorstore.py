@@ -39,6 +39,7 @@ from langchain_rcr.index.store_filters import store_filter
 
 _OF_LENGTHS = ("dim", "shape")
 """In what stores say of vectors of another length."""
+
 _REBUILD = (
     "give the examples a new collection, or delete this one first; they are encoded anew. from_examples fits another "
     "encoder where questions or programs change"
@@ -164,7 +165,13 @@ class VectorStoreIndex(InThisThread):
             yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
-        """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can."""
+        """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
+
+        Raises:
+            PoolError: an id is taken and isn't replaced, comes twice, or a field is no JSON.
+            InputError: vectors of another number or length, or with numbers that are not finite, or longer than the
+                bound.
+        """
         with self._lock:
             header = self._bound()
             check_vectors(len(rows), vectors, header.dim)

@@ -44,9 +44,12 @@ class TokenBudget:
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
     """A function that counts the tokens of a text.
 
-    By a LangChain model (`get_num_tokens`), a tokenizer with `encode` (transformers, tiktoken), or a function from a
-    text to its tokens (a sequence, an array) or their number. An `InputError`: it is none of these, or returned
-    something else.
+    Args:
+        tokenizer: a LangChain model (its `get_num_tokens`), a tokenizer with `encode` (transformers, tiktoken), or a
+            function from a text to its tokens (a sequence, an array) or their number.
+
+    Raises:
+        InputError: it is none of these; from the counter: it returned something else.
     """
     named = (getattr(tokenizer, name, None) for name in ("get_num_tokens", "encode"))
     function = next((one for one in (*named, tokenizer) if callable(one)), None)

@@ -95,7 +95,10 @@ async def explain(
     item: Callable[[Mapping[str, Any]], Item],
     structures: Structures | None,
 ) -> Explanation:
-    """Select for one question, and explain every step; without `structures` of a program, `covered` stays empty."""
+    """Select for one question, and explain every step.
+
+    Without `structures`, which gives a program's local structures, `covered` stays empty.
+    """
     ((*picks,),) = (await select(vector, state, options, reader)).hits
     current, start = state.start(vector), state.start(vector).vector()
     keys = np.array([[pick.key for pick in picks]], dtype=np.int64)

@@ -21,6 +21,7 @@ from langchain_rcr.programs import ProgramSpec, about
 PREFIX = "hub:"
 WHERE_FROM = "which is on no package index yet: pip install a clone, or the wheel that `make dist` builds there"
 """How to get this distribution."""
+
 _TAGS = ("langchain", "few-shot", "in-context-learning", "example-selector", "semantic-parsing")
 _CARD = """---
 {metadata}
@@ -50,10 +51,14 @@ The examples in `pool.jsonl`, where there is one, are picked from; pass `example
 
 
 def fetched(where: str | os.PathLike[str]) -> Path:
-    """The local folder of a checkpoint: a path, or `hub:ORG/NAME[@REVISION]`, which is downloaded if need be.
+    """The local folder of a checkpoint, downloaded to the hub's cache if need be.
 
-    REVISION is a branch, a tag or a commit. With HF_HUB_OFFLINE only the hub's cache is searched. A `CheckpointError`:
-    there is no such name, or it can't be downloaded.
+    Args:
+        where: a path; or `hub:ORG/NAME` or `hub:ORG/NAME@REVISION` (a branch, a tag or a commit). With HF_HUB_OFFLINE
+            only the cache is searched.
+
+    Raises:
+        CheckpointError: there is no such name, or it can't be downloaded.
     """
     if not isinstance(where, str) or not where.startswith(PREFIX):
         try:

@@ -30,12 +30,20 @@ class _Table:
 
 
 def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str] = ()) -> str:
-    """A schema within a budget of characters; the schema itself if it fits, or has no CREATE statements.
+    """A schema within a number of characters.
 
-    Tables are kept that the `programs` of the prompt's examples name, whose names or columns the question names, and
-    next to these those that foreign keys lead to or from (if there are none, the first, however long it is); of all
-    others there are the names, as far as they fit. The order stays. A statement begins on a line of its own, with what
-    comes before it.
+    Tables are kept that the examples' programs name, whose names or columns the question names, and next to these
+    those that foreign keys lead to or from (if there are none, the first); of all others there are the names, as far as
+    they fit. The order stays.
+
+    Args:
+        schema: CREATE TABLE and CREATE VIEW statements, each beginning on a line of its own, with what comes before it.
+        budget: characters. The first table is kept however long it is.
+        question: in words.
+        programs: of the examples in the prompt.
+
+    Returns:
+        The schema itself if it fits, or has no such statements.
     """
     if len(schema) <= budget:
         return schema

@@ -80,7 +80,13 @@ class Options:
 
 
 class Hit(NamedTuple):
-    """One pick of one query: its key in the engine, its logit (Eq. 4) in the state it was picked in, its example."""
+    """One pick of one query.
+
+    Args:
+        key: its key in the engine.
+        logit: its logit (Eq. 4) in the state it was picked in.
+        row: its example.
+    """
 
     key: int
     logit: float
@@ -176,9 +182,18 @@ def greedy(
 ) -> Picks:
     """Greedy decoding of the policy (section 3.2): at every step the candidate with the largest logit.
 
-    Of queries E_x (B, D) float32 each gets k distinct positions in the pool, none of its own in `exclude` (itself, for
-    a training query). Equal logits are decided by the lowest position. An `InputError`: k is not positive, a query has
-    fewer than k candidates left, or a position is outside the pool.
+    Args:
+        queries: E_x of the queries, (B, D) float32.
+        pool: the pool's vectors, or a table of them.
+        state: how picks compose (its `start` is called here).
+        k: how many examples to pick for each query.
+        exclude: for each query the pool positions it must not get (itself, for a training query).
+
+    Returns:
+        Picks of k distinct positions a query. Equal logits are decided by the lowest position.
+
+    Raises:
+        InputError: k is not positive, a query has fewer than k candidates left, or a position is outside the pool.
     """
     table = MatrixTable(pool) if isinstance(pool, PoolVectors) else pool
     barred = checked_exclude(exclude, len(queries), table.size, k)
@@ -197,9 +212,16 @@ async def select(
 ) -> Picks:
     """Pick examples for B queries together: every step is one search for all their sequences.
 
-    `queries` are E_x (B, D) float32, `exclude` (B, E) keys that each must not get; `CandidateIndex.run` says where to
-    await this. Picks are up to k distinct candidates a query. With beams: the sequence of the most picks, among them
-    that with the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
+    Args:
+        queries: E_x of the queries, (B, D) float32.
+        state: how picks compose (its `start` is called here).
+        options: k, beams, when to stop, what to keep to.
+        reader: the pool; see `CandidateIndex.run` for where to await this.
+        exclude: (B, E) for each query keys that it must not get.
+
+    Returns:
+        Picks of up to k distinct candidates a query. With beams: the sequence of the most picks, among them that with
+        the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
     """
     count = len(queries)
     picks = Picks.none(count, options.k)
@@ -304,7 +326,11 @@ def _drawn(
 def _best(
     beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
-    """For each query the most probable of its sequences with one hit more, one for each set of picks: (M,) and (M,)."""
+    """For each query the most probable of its sequences with one hit more; one for each set of picks.
+
+    Returns:
+        Sequences (M,), and the hit of each (M,).
+    """
     at, of = np.nonzero(grows)
     scores = np.zeros(len(at)) if log_probs is None else beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)

@@ -43,8 +43,14 @@ class Fields(TypedDict, total=False):
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
     """Return the query among a prompt's variables.
 
-    It is those in `input_keys`, joined by spaces in the order of their sorted names; None: `source_keys`, or else the
-    only one. An `InputError` names the keys if it is missing or not a string.
+    Args:
+        variables: name → value.
+        input_keys: the variables that make up the query, joined by spaces in the order of their sorted names. None:
+            the variables `source_keys`, or else the only one.
+        source_keys: the keys of an example's question, sorted.
+
+    Raises:
+        InputError: the query is missing or not a string; the message names the keys.
     """
     if not isinstance(variables, Mapping):
         raise InputError(f"input_variables must be a mapping of names to values, not {type(variables).__name__}")

@@ -34,9 +34,17 @@ async def batched(
 ) -> list[Any]:
     """Pick for questions together; an invalid one gets its exception and stops no other.
 
-    `config` is for all, or for each; with a sync `manager` nothing here waits. `pick` makes selections of the valid
-    questions, in their order, and is told whether callbacks see them; `about` is for traces. Returns for each question
-    its `Selection`, or its exception, of which the first is raised without `return_exceptions`.
+    Args:
+        retriever: whose name, tags and metadata the runs get.
+        queries: the questions.
+        config: for all, or for each.
+        manager: of callbacks that are sync, and then nothing here waits, or async.
+        pick: what the valid questions get, in their order; and whether callbacks see it.
+        about: for traces.
+        return_exceptions: put exceptions into the list in place of raising the first.
+
+    Returns:
+        For each question its `Selection`, or its exception.
     """
     runs, configs = [], get_config_list(config, len(queries))
     callbacks: Any = None
@@ -80,6 +88,7 @@ async def resolved(value: Any) -> Any:
 
 
 def _error_of(query: object) -> InputError | None:
+    """What is wrong with a question."""
     try:
         check_query(query)
     except InputError as error:

@@ -215,7 +215,11 @@ def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Exampl
 
     An earlier version differs in metadata alone; where at least as many examples are as they were, also in its question
     alone, or in its program alone. Elsewhere an unrelated pool would do so, too: few programs answer many questions.
-    `fresh` are positions of examples that the engine doesn't hold; `others` it holds, by id, and the pool doesn't.
+
+    Args:
+        pool: the examples.
+        fresh: the positions of those that the engine doesn't hold.
+        others: what the engine holds that isn't in the pool, by id.
     """
     question, program = {*pool.source_keys}, {pool.target_key}
     metadata = {name for example in (*pool.examples, *others.values()) for name in example} - question - program
@@ -262,6 +266,7 @@ def _readable(texts: Sequence[Any]) -> bool:
 
 
 def _names(source_key: object) -> tuple[str, ...]:
+    """The keys of the question, sorted."""
     names = {source_key} if isinstance(source_key, str) else source_key
     if not isinstance(names, Iterable) or not (names := [*names]) or not all(isinstance(name, str) for name in names):
         raise InputError(f"source_key must be a name or several, not {source_key!r}")

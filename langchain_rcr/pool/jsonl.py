@@ -18,9 +18,13 @@ def write_jsonl(
 ) -> None:
     """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
 
-    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`. A
-    `PoolError` names an example, a field that JSON can't hold as it is (tuples become lists, keys strings), and the
-    path, or `shown` where that is a temporary one.
+    An error names `shown`, where `path` is a temporary one.
+
+    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
+
+    Raises:
+        PoolError: a field that JSON can't hold, or not as it is (tuples become lists, keys strings); the message names
+            example, field and path.
     """
     lines = []
     for example_id, example in zip(pool.ids, pool.examples, strict=True):
@@ -67,7 +71,11 @@ def read_jsonl(
     source_key: str | Sequence[str] = "source",
     target_key: str = "target",
 ) -> ExamplePool:
-    """Read what `write_jsonl` wrote; a row without "id" gets a random one. A `PoolError` names file and line."""
+    """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
+
+    Raises:
+        PoolError: the file can't be read, or a row is not an example; the message names file and line.
+    """
     try:
         lines = Path(path).read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -91,6 +99,7 @@ def read_jsonl(
 
 
 def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
+    """The object on each line."""
     try:
         # At once: twice as fast, and the rows share the names of their fields.
         rows = json.loads(f"[{','.join(lines)}]")

@@ -36,10 +36,16 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("ids", "index", "append")
 """What `from_examples` hands to `from_encoder` as it is."""
+
+
 _NOT_SAVED = ("store", "tokenizer", "log")
 """Fields that a saved retriever is given again."""
+
+
 _WIDEST = 1000
 """Beams that a saved retriever may have: a stranger's could exhaust memory with more."""
+
+
 _LOOKED_AT = 50
 """Examples that tell questions from programs."""
 
@@ -291,7 +297,10 @@ def _keys_of(
     The question is `input_keys`, where it has them all, else "source", else of two fields the one that isn't "target",
     else the one that parses less often as a program of `spec`, else the first; the program is "target", else the only
     other field, else the only one of `example_keys` that isn't the question's. Without examples, `example_keys` are
-    taken for their fields. An `InputError` says that the fields leave it open.
+    taken for their fields.
+
+    Raises:
+        InputError: the fields leave it open.
     """
     first = next(iter(examples), {}) if isinstance(examples, Iterable) else {}
     fields = list(first) if isinstance(first, Mapping) else []

@@ -16,10 +16,14 @@ from langchain_rcr.pool.jsonl import read_jsonl
 
 CHECKPOINT_FOLDER = "checkpoint"
 """Where a run folder keeps its checkpoint."""
+
 POOL_FILE = "pool.jsonl"
 """The examples of a checkpoint."""
+
 VECTORS_FILE = "pool.safetensors"
 """Their vectors, where a store was saved."""
+
+
 RETRIEVER_FILE = "retriever.json"
 """The keys of question and program, and the retriever's own fields, where one was saved."""
 

@@ -59,9 +59,15 @@ class Served:
     ) -> list[list[Pick]]:
         """Pick examples for questions, each in the light of those before it; all questions go through together.
 
-        `where` lets through what may be picked; `drafts` has for each question a program that it may have, or None.
-        There are fewer than k picks only where the pool, or what is let through, has fewer, or `options` ends a
-        sequence early; none for a question of less than `options.min_relevance`.
+        Args:
+            queries: the questions.
+            options: k, and how to select.
+            where: which examples may be picked.
+            drafts: for each question a program that it may have, or None.
+
+        Returns:
+            For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
+            or `options` ends a sequence early; none for a question of less than `options.min_relevance`.
 
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the

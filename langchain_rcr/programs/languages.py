@@ -24,8 +24,10 @@ PARSERS = {
 }
 """Language → module:class of its parser. Of those that read equally many programs the first is meant: functional reads
 simple SQL and JSON, too, and python reads most functional programs."""
+
 TOKENS = "tokens"
 """The language that reads any text: a chain of tokens, whose local structures are n-grams."""
+
 LANGUAGES = PARSERS.keys()
 """The known languages; `sql` may name a dialect of sqlglot, as in `sql:postgres`."""
 

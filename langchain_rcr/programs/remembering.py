@@ -15,9 +15,11 @@ _EACH = 100
 def remembered(most: int) -> Callable[[F], F]:
     """Return a decorator that remembers a function's results, of the latest calls that were new.
 
-    The calls that are remembered have up to `most` characters in their string arguments together, as what is read of a
-    text takes memory in proportion; one with more by itself isn't. Threads may call the function at the same time; two
-    that ask for the same new result may both compute it.
+    Threads may call the function at the same time; two that ask for the same new result may both compute it.
+
+    Args:
+        most: characters of the strings among the arguments of all calls that are remembered; what is read of a text
+            takes memory in proportion. A call with more by itself isn't remembered.
     """
 
     def decorate(function: F) -> F:

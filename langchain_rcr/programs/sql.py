@@ -64,7 +64,14 @@ _PARAGRAPHS = 4
 
 
 class SqlParser:
-    """Parses SQL of one of sqlglot's dialects, else raises an `InputError`; empty: of its own tolerant mix."""
+    """Parses SQL statements.
+
+    Args:
+        dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
+
+    Raises:
+        InputError: sqlglot knows no such dialect.
+    """
 
     # Newer dialects are in the list alone, which older sqlglot lacks.
     dialects = tuple(

@@ -30,10 +30,14 @@ _BETWEEN_WORDS = re.compile(r"[\W_]+")
 
 
 def anonymize(tree: Tree, *, everywhere: bool = False, kept: Collection[str] = ()) -> Tree:
-    """Return the tree with its values replaced, except `kept`; doing it twice changes nothing more.
+    """Return the tree with its values replaced; doing it twice changes nothing more.
 
-    A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE. With `everywhere`
-    (language `tokens`) labels of inner nodes do, too, which keep their children.
+    A leaf that is a string (in quotes) becomes ANON_STRING, a number ANON_NUMBER, `_` ANON_VALUE. Inner nodes stay.
+
+    Args:
+        tree: the program.
+        everywhere: also replace labels of inner nodes, which keep their children (language `tokens`).
+        kept: values that stay.
     """
 
     def combine(label: str, below: list[Tree]) -> Tree:

@@ -14,6 +14,8 @@ from typing import Any, NoReturn
 PROG = "rcr-train"
 _SETTING = "setting:"
 """Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
+
+
 USUAL = {
     *("name", "data.task", "data.train", "data.test", "data.source_key", "data.target_key", "data.group"),
     *("program.language", "model.family", "grpo.enabled", "grpo.epochs", "reward.names"),
@@ -52,7 +54,10 @@ class Parser(argparse.ArgumentParser):
 def command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int | None] | str, text: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a command to what `add_subparsers` returned; `function`, or MODULE:NAME, gives the exit code."""
+    """Add a command to what `add_subparsers` returned.
+
+    `function` takes the parsed arguments and returns the exit code, or is MODULE:NAME, where it is.
+    """
     about, example = f"{text[0].upper()}{text[1:]}.", f"example: {PROG} {example}"
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=about, epilog=example, allow_abbrev=False
@@ -64,7 +69,10 @@ def command(
 def add_settings(
     parser: argparse.ArgumentParser, wanted: Callable[[str], bool], shown: Collection[str] | None = None
 ) -> None:
-    """A flag for each setting, by section, with the field's description; help has those in `shown`, or all."""
+    """A flag for each setting, grouped by section; the help is the field's description.
+
+    Help shows those in `shown`; None: all.
+    """
     from rcr_trainer.layers import plain, section_title, settings
 
     chosen = {path: setting for path, setting in settings().items() if wanted(path)}

@@ -63,8 +63,14 @@ class _Rollout:
 def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """Reinforce a policy; the model ends with the weights of the best development figure.
 
-    As it is, the model is also the reference, and has to be given again after an interruption. The result is the same
-    in all processes; a round is a step.
+    Args:
+        job: the model, its data, and where its figures go. The model as it is is also the reference, and has to be
+            given again after an interruption.
+        environment: the training questions, and what picks earn on them.
+        config: the settings.
+
+    Returns:
+        The result, the same in all processes; a round is a step.
 
     Raises:
         ConfigError: training diverges.
@@ -122,7 +128,11 @@ class _GRPO:
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 
     def collect(self, step: int) -> tuple[_Rollout, int, Figures]:
-        """Draw and judge G sequences for each query of a batch: this process's share, how many there are, figures."""
+        """Draw G sequences for each query of a batch, and find out what they are worth.
+
+        Returns:
+            This process's share, how many sequences the whole batch has, and the batch's figures.
+        """
         config, (epoch, batch) = self.config, divmod(step, self.per_epoch)
         order = np.random.default_rng([self.job.seed, epoch]).permutation(len(self.queries))
         rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]

@@ -32,11 +32,13 @@ from rcr_trainer.settings import Settings
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Not a setting: where the project's tests find the corpora."""
+
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
 _MAX_NODES = 100_000
 """Values in a settings file; there are some 150 settings."""
 _MAX_DIGITS = 3_500
 """Digits of a number in any notation: Python prints at most 4,300 decimal ones."""
+
 _Given = tuple[str, Any, str]
 """Dotted path, value, and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS" or "--sft.epochs"."""
 
@@ -204,11 +206,19 @@ def load_config(
     flags: Mapping[str, str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Settings:
-    """Read and check the settings of a run: a YAML file (None: defaults), variables, and flags (dotted path → text).
+    """Read the settings of a run.
 
-    `environ` has RCR_NAME and RCR_SECTION__NAME; None: this process's. The name is that of the file unless one of these
-    gives one. A `ConfigError`, one line, says where a key is unknown, a value has the wrong type or range, settings
-    contradict each other, or the file can't be read.
+    Args:
+        path: the YAML file; None for the defaults.
+        flags: dotted path → text.
+        environ: RCR_NAME and RCR_SECTION__NAME; None for this process's environment.
+
+    Returns:
+        The checked settings. The name is that of the YAML file unless a layer gives one.
+
+    Raises:
+        ConfigError: a key is unknown, a value has the wrong type or range, settings contradict each other, or the
+            file can't be read; one line that says where.
     """
     given = _layers(path, flags, environ)
     values = {dotted: value for dotted, value, _ in given}
@@ -308,6 +318,7 @@ def _value_of(setting: Setting, text: str) -> Any:
 
 
 def _from_file(path: Path) -> Iterator[_Given]:
+    """The settings in a YAML file."""
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:

@@ -58,7 +58,10 @@ _AGREES = 0.05
 
 
 class Change(NamedTuple):
-    """What was learnt, with means over the questions that didn't choose it, and the gain's 95 % interval."""
+    """What was learnt.
+
+    Outcome and gain are means over the questions that didn't choose it, with the ends of the gain's 95 % interval.
+    """
 
     variant: Variant
     before: float

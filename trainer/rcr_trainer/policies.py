@@ -41,7 +41,10 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
 def load_model(
     config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
 ) -> TriEncoder:
-    """A policy from a checkpoint, on the run's device; frozen vectors are taken from and added to `known`."""
+    """A policy from a checkpoint, on the run's device.
+
+    Frozen vectors are taken from and added to `known`; for `trust` see `TriEncoder.from_pretrained`.
+    """
     embeddings = embeddings_of(config)
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:
@@ -87,7 +90,10 @@ def check_files(run: Run) -> None:
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names, if it fits the run's settings and pool.
 
-    A `CheckpointError`: it is missing or damaged. ConfigError, PoolError: it differs from the settings, or in its pool.
+    Raises:
+        CheckpointError: there is none, or it is damaged.
+        ConfigError: it differs from the settings.
+        PoolError: it has another pool.
     """
     start = folder = Path(str(config.sft.checkpoint))
     if (start / "run.json").is_file():

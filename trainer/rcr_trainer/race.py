@@ -55,7 +55,10 @@ _WEIGHED = 50
 
 
 class Winner(NamedTuple):
-    """What a race has found ({}: the policy as it is), with the mean reward of the last round's questions."""
+    """What a race has found.
+
+    The mean reward is that of the questions of the last round; {} is the policy as it is.
+    """
 
     variant: Variant
     before: float
@@ -224,8 +227,11 @@ def mildest(gains: Sequence[FloatArray]) -> int:
     """The place of the first variant that gains as much as the best, less one standard error of that or `WORTH`.
 
     The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these from
-    each other, and what changes least does least harm to questions unlike them. `gains` are, mildest first, what a
-    variant earns on each question beyond the policy as it is; NaN: no answer.
+    each other, and what changes least does least harm to questions unlike them.
+
+    Args:
+        gains: of each variant, the mildest first, what it earns on each question beyond the policy as it is; NaN: no
+            answer.
     """
     known = [each[np.isfinite(each)] for each in gains]
     means = [each.mean() if len(each) else -math.inf for each in known]

@@ -15,6 +15,7 @@ from langchain_rcr.basics.section import printable
 HIDDEN = "***HIDDEN***"
 PLACES = ("llm.base_url", "llm.extra_body", "reward.database")
 """Settings that may hold a secret."""
+
 _LONG = "api[_-]?key|access[_-]?key|secret|token|password|passwd|passphrase|pwd|authorization|credential|cookie"
 """A name that ends in one is a secret's: clientSecret, sslpassword."""
 _WORDS = f"{_LONG}|auth|sig(?:nature)?"

@@ -61,7 +61,8 @@ _PROBES = 200
 def train(job: Job, config: SFTSettings) -> Result:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
 
-    The result is the same in all processes; a round is an epoch.
+    Returns:
+        The result, the same in all processes; a round is an epoch.
 
     Raises:
         DataError: no query has a program that parses, or the pool is smaller than k + what a query may not get.

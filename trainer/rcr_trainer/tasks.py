@@ -37,8 +37,10 @@ logger = logging.getLogger(__name__)
 
 _MOST_DEV = 200
 """Most development queries by default: coverage on 200 is known to a point or two."""
+
 LANGUAGE = "program_language"
 """The key in split.json for the language that programs are read by, which may not be the settings'."""
+
 CORPUS = Path("data/geoquery/corpus.xml")
 """Where a downloaded GeoQuery corpus is kept."""
 
@@ -88,10 +90,14 @@ def download_corpus(destination: Path = CORPUS) -> Path:
 
 
 def divide(config: Settings, split: Split) -> Task:
-    """Pool, training, development and test queries of a split, or a `ConfigError` if none would be left to train on.
+    """Pool, training, development and test queries of a split.
 
-    Without a dev part, `data.dev_size` training queries become development queries and stay in the pool. `grpo.queries`
-    of the others are drawn for GRPO alone and leave the pool (appendix A).
+    Without a dev part, `data.dev_size` training queries become development queries and stay in the pool.
+    `grpo.queries` of the others are drawn for GRPO alone and leave the pool (appendix A).
+
+    Raises:
+        ConfigError: no training queries would be left.
+        InputError: there is no such program language.
     """
     if key := config.data.home_field(each.fields for each in split.train):
         at_home: dict[str, Any] = {

@@ -47,7 +47,10 @@ def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> Sparse
 
 
 def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
-    """Noisy-OR weights (F + 1, S) ≥ 0 for targets (N, S), 0 or 1, by multiplicative expectation maximisation."""
+    """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
+
+    The targets (N, S) are 0 or 1: which structures the program of each question has.
+    """
     size, count = targets.shape[1], np.bincount(present.columns, minlength=present.dim)
     rows, columns = np.nonzero(targets)
     # Only the weights between a structure and the phrases of its questions can leave 0: each pair of a question and a

@@ -58,7 +58,13 @@ class LeftOut:
 
 
 def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
-    """Fit E_x in place to training questions with programs; those whose program has no column aren't landmarks."""
+    """Fit E_x to the training questions' programs.
+
+    Args:
+        encoder: fitted in place.
+        questions: the training questions with their programs; those whose program has no column are not landmarks.
+        seed: of the sample.
+    """
     targets = _learn(encoder, questions, seed)
     mean = targets.mean(axis=0)
     dual = np.linalg.solve(encoder.landmarks.ridged(), targets - mean)
@@ -90,9 +96,13 @@ def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _
 
 
 def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
-    """What a fitted E_x would have predicted for questions had it not been fitted to their folds, in their `ways` (N,).
+    """What a fitted E_x would have predicted for questions had it not been fitted to their folds.
 
-    Questions that it was not fitted to are featurised as usual. It may have been saved since the fit.
+    Args:
+        encoder: after `fit`, in this process or before it was saved.
+        questions: any; those that it was not fitted to are featurised as usual.
+        folds: those of the fit.
+        ways: (N,) by which each is held out.
     """
     features = encoder.featurize([question.asked for question in questions])
     landmark = encoder.landmark_of(questions)
@@ -156,10 +166,15 @@ def _numbered(folds: _Ints) -> tuple[_Ints, int]:
 
 
 def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints) -> _Floats:
-    """What ridge regression predicts for every row without its fold (M,), (M, D); 0 for rows in no fold, −1.
+    """What ridge regression predicts for every row without its fold, (M, D); 0 for rows in no fold.
 
-    With the inverse G = (K + ρI)⁻¹, the targets Y and the dual α = G(Y − μ), those of fold b are Y_b − G_bb⁻¹ α_b; μ
-    stays.
+    With G = (K + ρI)⁻¹ and α = G(Y − μ) those of fold b are Y_b − G_bb⁻¹ α_b; μ stays.
+
+    Args:
+        inverse: G (M, M).
+        dual: α (M, D).
+        targets: Y (M, D).
+        fold: (M,) from 0; −1: in none.
     """
     raw = np.zeros_like(targets)
     for number in track(range(fold.max(initial=-1) + 1), "predicting without each fold"):

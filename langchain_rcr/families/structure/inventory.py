@@ -121,7 +121,13 @@ class Inventory(Vocabulary):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Inventory:
-        """See `Vocabulary.from_json`; errors as of `ProgramSpec`, or a `ValueError` for what is no structure."""
+        """See `Vocabulary.from_json`.
+
+        Raises:
+            InputError: a program language that this version doesn't know.
+            MissingExtraError: the language needs a package that is not installed.
+            ValueError: a structure is there twice, or larger than the programs are cut into.
+        """
         inventory = cls(ProgramSpec.from_json(value["spec"]), value["columns"])
         if len(inventory.names) < sum(map(len, inventory.columns)):
             raise ValueError("a structure stands in two columns")

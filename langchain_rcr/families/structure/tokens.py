@@ -30,9 +30,11 @@ _PARTS = ("centre", "anchors", "mass", "root")
 class TokenBags:
     """Token vectors of a text → one unit vector; inner products sum a kernel over all pairs of tokens, scaled.
 
-    Tokens weigh as −log of the share of training tokens, in `texts` (T_i, d), that are like them. Exact for texts whose
-    tokens are among the K anchors, else by the Nyström approximation; anchors are far from each other, so that rare
-    words have theirs. Without texts, K is 0.
+    Tokens weigh as −log of the share of training tokens that are like them. Exact for texts whose tokens are among the
+    K anchors, else by the Nyström approximation; anchors are far from each other, so that rare words have theirs.
+
+    Args:
+        texts: the tokens (T_i, d) of training texts; without any, K is 0.
     """
 
     def __init__(self, texts: Sequence[FloatArray] = ()) -> None:

@@ -22,6 +22,7 @@ from langchain_rcr.families.structure.inventory import marks
 
 WORDS = 256
 """Columns. Picks with 512, or with one for each word, were nearly the same in trials."""
+
 HOMES = 64
 """Columns of homes, where examples have any."""
 _MARKS = 4

@@ -24,6 +24,7 @@ Connection = AsyncConnection[tuple[Any, ...]]
 
 _GRACE_S = 5.0
 """How much longer than the server's own time limit an answer may take before the connection is given up."""
+
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
     "fallback_application_name": "langchain-rcr",
@@ -33,6 +34,7 @@ _DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 30_000,
 }
 """For libpq, where the address doesn't say otherwise: a peer that is gone without a word is noticed in a minute."""
+
 _ADAPTERS = AdaptersMap(psycopg.adapters)
 """Sends arrays in pgvector's binary format as parameters of unknown type, so statements cast them.
 
@@ -42,8 +44,10 @@ _ADAPTERS.register_dumper("numpy.ndarray", VectorBinaryDumper)
 
 READING = "REPEATABLE READ READ ONLY"
 """A consistent view of the database for as long as the transaction lasts."""
+
 WRITING = "READ COMMITTED"
 """Each statement sees what the transactions did that it had to wait for."""
+
 _BEGIN = """
 BEGIN ISOLATION LEVEL {mode};
 SET LOCAL statement_timeout = {limit};
@@ -54,7 +58,13 @@ SET LOCAL jit = off;
 
 
 class Transaction:
-    """Runs statements on a connection of a database with a transaction begun, each within a time limit."""
+    """Runs statements on a connection, each within a time limit.
+
+    Args:
+        database: whose connection it is.
+        connection: one with a transaction begun.
+        seconds: how long a statement may take.
+    """
 
     def __init__(self, database: Database, connection: Connection, seconds: float) -> None:
         self.database, self._connection, self._seconds = database, connection, seconds
@@ -83,7 +93,10 @@ class Transaction:
 class Database:
     """The connections of one index in one process. Everything here runs on the background loop, so needs no locks.
 
-    `address` is what libpq takes, by its names. There are `most` connections at once; a caller waits `wait_s` for one.
+    Args:
+        address: what libpq takes, by its names.
+        most: how many connections there may be at once.
+        wait_s: seconds that a caller waits for a free one.
     """
 
     def __init__(self, address: dict[str, Any], most: int, wait_s: float) -> None:
@@ -99,7 +112,12 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, mode: str, seconds: float) -> AsyncIterator[Transaction]:
-        """A transaction, `seconds` a statement: committed if `WRITING`; if `READING`, or by an error, rolled back."""
+        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or by an exception.
+
+        Args:
+            mode: `READING` or `WRITING`.
+            seconds: how long a statement may take.
+        """
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._slots.acquire()
@@ -124,7 +142,9 @@ class Database:
     async def answering(self, connection: Connection | None, seconds: float) -> AsyncIterator[None]:
         """Turns the driver's errors into an `EngineError` of one line.
 
-        The server may take `seconds`; a connection is closed if it doesn't even say itself that time is up.
+        Args:
+            connection: it is closed when no answer comes at all, not even the server's own message that time is up.
+            seconds: how long the server may take.
         """
         try:
             async with asyncio.timeout(seconds + _GRACE_S):

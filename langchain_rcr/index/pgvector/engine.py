@@ -39,11 +39,13 @@ T = TypeVar("T")
 
 FORMAT = 1
 """Of a pool's table; pools of a newer one are refused."""
+
 _LONGEST_VECTOR = 16_000
 _LONGEST_INDEXED = 2_000
 
 _LOCK = (0x52435221, 1)
 """Who makes the table of pools holds this advisory lock."""
+
 _POOLS = """
 CREATE TABLE IF NOT EXISTS {schema}rcr_pools (
     id integer GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
@@ -180,7 +182,12 @@ class PgVectorIndex:
         return self.__dict__ | {"_database": None}
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """See `CandidateIndex.bind`; makes the pool and the HNSW index, where missing, if pgvector has such a `dim`."""
+        """See `CandidateIndex.bind`. Makes the pool if there is none, and the HNSW index if it should have one.
+
+        Raises:
+            CheckpointError: the pool holds vectors of other encoders, or of another length.
+            InputError: `dim` is more than pgvector can hold, or index.
+        """
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
             raise InputError(
                 f"kind='hnsw' takes vectors of up to {_LONGEST_INDEXED:,} numbers, which is as far as pgvector goes; "
@@ -229,7 +236,13 @@ class PgVectorIndex:
             yield reader
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
-        """Add examples, all or none; see `CandidateIndex.add`. A `CheckpointError`: it is another encoder's by now."""
+        """Add examples, all or none; see `CandidateIndex.add`.
+
+        Raises:
+            PoolError: an id is taken and isn't replaced, comes twice, or a field can't be kept.
+            InputError: vectors of another number or length, or with numbers that are not finite.
+            CheckpointError: the pool holds vectors of other encoders by now.
+        """
         if self._bound is None:
             raise RuntimeError("bind(fingerprint, dim) comes before add")
         check_vectors(len(rows), vectors, self._bound[1])

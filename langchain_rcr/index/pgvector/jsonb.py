@@ -12,6 +12,7 @@ from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, No
 
 _EXACT = 2**53
 """From here on every float is a whole number."""
+
 _SIGNS = {"eq": "==", "ne": "==", "in": "==", "nin": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 
 
@@ -21,7 +22,11 @@ def storable(text: str) -> bool:
 
 
 def to_json(example: Mapping[str, Any], example_id: str) -> str:
-    """An example as a JSON object that comes back from JSONB as an equal dict; a `PoolError` names what doesn't."""
+    """An example as the text of a JSON object that comes back from JSONB as an equal dict.
+
+    Raises:
+        PoolError: JSON or PostgreSQL has no such value; the message names the example and the field.
+    """
     plain = {}
     for key, value in example.items():
         try:
@@ -41,7 +46,11 @@ def shown(value: object) -> str:
 
 
 def to_path(condition: Filter) -> str:
-    """A filter as a JSON path predicate, true or false of an example, never unknown; an `InputError` if none exists."""
+    """A filter as a JSON path predicate that is true or false of an example, never unknown.
+
+    Raises:
+        InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
+    """
     return f"strict {_predicate(condition)}"  # `lax` would look into lists
 
 

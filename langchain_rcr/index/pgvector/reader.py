@@ -22,6 +22,7 @@ from langchain_rcr.index.ranking import MORE, best_fetched, blocks, log_sums, no
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""
+
 _ALLOWED = ", allowed AS MATERIALIZED (SELECT key FROM {table} e WHERE {condition})"
 _SEARCH = """
 , hit AS MATERIALIZED (
@@ -130,9 +131,12 @@ class _Plan:
 
 
 class PgVectorReader:
-    """A `Reader` of a pool, or of the part that a filter lets through, as one `READING` transaction sees it.
+    """A `Reader` of a pool, or of the part that a filter lets through, as one transaction sees it.
 
-    Without a pool it is empty. If `approximate`, it searches by the HNSW index.
+    Args:
+        transaction: one that is `READING`.
+        pool: the pool; None: there is none, so it is empty.
+        approximate: whether to search by the HNSW index.
     """
 
     def __init__(self, transaction: Transaction, pool: Pool | None, *, approximate: bool) -> None:
@@ -148,7 +152,11 @@ class PgVectorReader:
         self._plan = _Plan(state, k) if self.size and state.sql() else None
 
     async def filter(self, where: Filter) -> None:
-        """Let `where` decide what can be found, and count it; an `InputError` if no example has one of its fields."""
+        """Let `where` decide what can be found, and count it.
+
+        Raises:
+            InputError: the filter asks about a field that no example has.
+        """
         asked, known = sorted(fields_of(where)), []
         if self.size and asked:
             # One by one: each ends at the first example that has the field.

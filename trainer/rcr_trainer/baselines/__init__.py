@@ -35,6 +35,7 @@ BASELINES = {
     "cover_ls_gold": "rcr_trainer.baselines.cover_ls:CoverLSGoldSelector",
 }
 """Name → module:class, in the order of reports."""
+
 STRONGEST = "set_bsr"
 """The one to beat: as a rule, language models answer best with it of those without training (docs/results.md)."""
 

@@ -23,10 +23,13 @@ from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """The pool positions that each query may not pick; None: no query is restricted."""
+
 Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
 """Texts (n) to vectors (n, D) of any length."""
+
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 """Texts to the contextual vectors of their tokens, (tokens, D) a text."""
+
 ValueT = TypeVar("ValueT", bound=Hashable)
 _SOURCE, _TARGET = "source", "target"
 _MISSING = {
@@ -129,7 +132,14 @@ class Baseline(BaseExampleSelector, ABC):
         return [dict(example) for example in self._examples]
 
     def add_example(self, example: Mapping[str, Any]) -> str:
-        """Append an example, which has text under both keys (else a `PoolError`); returns its position, as a string."""
+        """Append an example to the pool.
+
+        Returns:
+            Its position, as a string.
+
+        Raises:
+            PoolError: a key is missing, or its value is not a string.
+        """
         question = _text(example, _SOURCE, PoolError, "the example")
         if "spec" in self.needs:
             _text(example, _TARGET, PoolError, "the example")

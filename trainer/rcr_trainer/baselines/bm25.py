@@ -26,7 +26,10 @@ class BM25Selector(Baseline):
 
 
 class BM25SchemaSelector(BM25Selector):
-    """BM25 over questions' words and names in programs; a query's words that are names (`linking`) count twice."""
+    """BM25 over the words of questions and of the names in their programs; a query's words that are names count twice.
+
+    Which words are names: see `linking`.
+    """
 
     name: ClassVar[str] = "bm25_schema"
     needs: ClassVar[tuple[str, ...]] = ("spec",)

@@ -12,7 +12,10 @@ from rcr_trainer.baselines.base import Baseline
 
 
 class RandomSelector(Baseline):
-    """Draws k examples without replacement, by the seed and the query's text alone: the same in any batch."""
+    """Draws k examples without replacement; the draw depends on the seed and the query's text alone.
+
+    So a query gets the same examples alone and in any batch.
+    """
 
     name: ClassVar[str] = "random"
     needs: ClassVar[tuple[str, ...]] = ("seed",)

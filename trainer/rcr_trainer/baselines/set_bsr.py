@@ -84,8 +84,14 @@ def transformer_tokens(base: str, *, max_length: int = 256) -> EmbedTokens:
     """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
 
     They are the output of the layer three quarters of the way up, where BERTScore (Zhang et al., ICLR 2020) reads BERT
-    and DeBERTa: 9 of 12 layers, 18 of 24. `base` and `max_length` are those of `PooledTransformer`, as are errors at
-    the first call.
+    and DeBERTa: 9 of 12 layers, 18 of 24.
+
+    Args:
+        base: hub name, local folder or `package:NAME`.
+        max_length: tokens read of a text.
+
+    Returns:
+        A function, which raises an `InputError` at the first call if the model can't be loaded.
     """
 
     @cache

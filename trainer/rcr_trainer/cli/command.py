@@ -37,6 +37,7 @@ EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torc
 """The packages of the extra `train`, as they are imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
+
 _WIDTH = 100
 _LONGEST = 900
 """Characters of an error: a setting may be as long as its file."""

@@ -51,7 +51,13 @@ def _show(check: FileCheck) -> None:
 
 
 def init(given: argparse.Namespace) -> None:
-    """Write a settings file, for the user's own files if any are given; an error if it exists, or they are unclear."""
+    """Write a settings file, for the user's own files if any are given.
+
+    Raises:
+        ConfigError: the settings file exists.
+        DataError: a file or all of its rows can't be read, or it isn't clear which fields are meant.
+        InputError: there is no such language.
+    """
     path: Path = given.path
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")

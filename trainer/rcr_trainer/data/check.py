@@ -97,7 +97,11 @@ def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str],
 
 
 def guess_language(programs: Sequence[str]) -> tuple[str, str]:
-    """The language that most programs parse as, or `tokens` where under half do; and in words how many as each."""
+    """The language that most of the programs parse as.
+
+    Returns:
+        The language, or `tokens` where fewer than half parse as any; and in words how many parse as each.
+    """
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
     counts = {name: sum(parse(text, name) is not None for text in sample) for name in languages}
@@ -108,7 +112,10 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
 
 
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True) -> list[FileCheck]:
-    """Look at files, and compare each with the first; `collect` goes on after a row that can't be read."""
+    """Look at files, and compare each with the first.
+
+    `collect` goes on after a row that can't be read.
+    """
     checks: list[FileCheck] = []
     for path in paths:
         read = read_examples(path, source_key=keys.source, target_key=keys.target, id_key=keys.id, collect=collect)
@@ -171,7 +178,11 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Positions of held-out examples that training has, up to case and spaces; of those whose question alone it has."""
+    """Which held-out examples are in the training data, too, up to case and spaces.
+
+    Returns:
+        Positions of those with question and program, and of those with their question but another program.
+    """
     pairs = {(plain(example.source), plain(example.target)) for example in training}
     questions = {source for source, _ in pairs}
     both: list[int] = []

@@ -21,7 +21,12 @@ _GRID = 2.0**-16  # degrees of coverage are rounded to it, so that ties stay tie
 
 
 class PoolStructures:
-    """Which of S structures, sorted, a pool's programs have, (N, S) binary float32; later programs by these columns."""
+    """Which structures a pool's programs have, and later ones by the same columns.
+
+    Attributes:
+        names: the S structures, sorted.
+        matrix: binary float32 (N, S).
+    """
 
     def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
         self._structures = cache(spec.structures)
@@ -105,7 +110,13 @@ def greedy_coverage(
 
 
 def recall(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
-    """Share (B,) of each gold program's structures, (B, S) and one at least, that its picks (B, k) have together."""
+    """Share of each gold program's structures that one of its picks has, (B,) float64.
+
+    Args:
+        gold: (B, S) binary; no row may be empty.
+        pool: (N, S) binary.
+        positions: (B, k) picks.
+    """
     count, k = positions.shape
     entries = np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(count + 1) * k
     picked = sparse.csr_array(entries, shape=(count, pool.shape[0]))

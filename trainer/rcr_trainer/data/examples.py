@@ -70,7 +70,9 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
 def write_split(directory: str | Path, split: Split) -> None:
     """Write a split's folder, atomically: train.jsonl, test.jsonl, dev.jsonl unless empty, split.json, digests.
 
-    A `DataError`: the folder holds other files.
+    Raises:
+        DataError: the folder holds other files.
+        InputError: it can't be written.
     """
     directory = Path(directory)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
@@ -111,9 +113,12 @@ def read_json_file(path: Path) -> Any:
 
 
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
-    """The value in a JSON file of a type that pydantic knows; a `DataError` names the first fault and its place.
+    """The value in a JSON file of a type that pydantic knows.
 
-    It calls the type `form`, and an entry of the outermost list `entry`.
+    An error calls the type `form`, and an entry of the outermost list `entry`.
+
+    Raises:
+        DataError: it can't be read, or is of another form; names the first fault and its place.
     """
     try:
         return TypeAdapter(kind).validate_python(read_json_file(path))

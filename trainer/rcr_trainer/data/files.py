@@ -25,6 +25,7 @@ from rcr_trainer.errors import DataError
 
 _Row = tuple[int, Any]
 """Line or entry, and the row; a `DataError` in place of a row that can't be read."""
+
 SHOWN = 10
 """Places that a message lists."""
 DELIMITERS = ",\t;|"

@@ -45,7 +45,12 @@ SHORT = {"template": "template_1", "tmcd": "tmcd_1"}
 
 
 def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, sha256: str | None = None) -> Path:
-    """Download the GeoQuery corpus (1.2 MB) or a split's ids, unless they are there; a `DataError` changes nothing."""
+    """Download the GeoQuery corpus (1.2 MB), or the ids of a published split, unless it is there already.
+
+    Raises:
+        DataError: no connection, or other content; the destination is as before.
+        InputError: the destination can't be written.
+    """
     destination, sha256 = Path(destination), sha256 or CORPUS_SHA256
     if destination.is_file() and _digest(destination.read_bytes()) == sha256:
         return destination

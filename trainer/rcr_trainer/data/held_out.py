@@ -29,7 +29,10 @@ _COMMON = 0.2
 def own_positions(
     queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
 ) -> list[NDArray[np.int64]]:
-    """For each query the pool positions of itself (by id, or texts), of other groups and, if asked, of its program."""
+    """For each query the pool positions of itself (by id, or question and program) and of other groups.
+
+    With `same_program`, of candidates with its own program, too.
+    """
 
     def identities(example: Example) -> list[object]:
         own: list[object] = [("id", example.id), ("pair", example.source, example.target)]
@@ -148,5 +151,8 @@ def _items(examples: Sequence[Example]) -> list[Item]:
 
 
 def taken_from(queries: Sequence[Example], pool: Sequence[Example]) -> bool:
-    """Whether all queries are in the pool (by id): then, as of training questions, the fit has seen their programs."""
+    """Whether queries are in the pool (by id): then, as for training questions, the fit has seen their programs.
+
+    True where there are no queries.
+    """
     return {query.id for query in queries} <= {example.id for example in pool}

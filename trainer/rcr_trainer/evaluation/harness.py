@@ -28,6 +28,7 @@ from rcr_trainer.evaluation.report import EvaluationReport, Kind, Metric, Picked
 
 PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
+
 LATENCY_QUERIES = 25
 LATENCY_BATCH = 64
 LATENCY_ROUNDS = 3

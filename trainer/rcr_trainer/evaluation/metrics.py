@@ -48,9 +48,12 @@ def interval_of(values: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
 def paired_intervals(
     rates: Mapping[str, np.ndarray], programs: Sequence[Hashable], ours: str = OURS
 ) -> dict[str, Interval]:
-    """The 95 % interval of ours less each other selector, in points; none if there are under FEW_PROGRAMS programs.
+    """The 95 % interval of ours less each other selector, in points.
 
     Of (B,) rates from 0 to 1 by selector; questions with one gold program (`programs`) are drawn together.
+
+    Returns:
+        By selector, ours excepted; empty without ours, or with fewer than FEW_PROGRAMS different programs.
     """
     others = [name for name in rates if name != ours]
     if ours not in rates or not others or len(set(programs)) < FEW_PROGRAMS:

@@ -30,7 +30,10 @@ logger = logging.getLogger(__name__)
 
 
 def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:
-    """What the baselines of a run's comparison may need; they share the policy's frozen encoder where it is theirs."""
+    """What the baselines of a run's comparison may need.
+
+    They share the policy's frozen encoder where they use the same model.
+    """
     config = run.config
     queries = [*task.dev, *task.test]
 

@@ -126,8 +126,12 @@ def policy_picks(
 ) -> PickFunction:
     """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
 
-    For queries that E_x may have been `fitted` to it picks as if it had not, as they are `held_out`. `homes` says what
-    each query is of (`Item.home`).
+    Args:
+        model: the policy.
+        pool: the candidates.
+        fitted: queries that E_x may have been fitted to; it picks for them as if it had not.
+        held_out: how they are held out.
+        homes: what each query is of (`Item.home`), by its question.
     """
     vectors = model.query.vectors(held_out.features(model, fitted)) if fitted else ()
     known = dict(zip((query.source for query in fitted), vectors, strict=True))

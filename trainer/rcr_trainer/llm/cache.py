@@ -144,8 +144,10 @@ class AnswerCache:
         """Write answers, and what they cost an account, in one transaction; all is on disk when this returns.
 
         If another process was first, its answer stays, so that both go on with the same one. The model's name is for
-        people who look into the file. Returns the answers as they are there now, and all that the account, if any, has
-        spent.
+        people who look into the file.
+
+        Returns:
+            The answers as they are in the file now, and all that the account has spent (None without an account).
         """
         rows = [
             (key, model, answer.text, answer.reason, answer.prompt_tokens, answer.completion_tokens)
@@ -215,7 +217,11 @@ def check_cache(path: str | os.PathLike[str]) -> None:
 
 
 class Budget:
-    """What may be spent: the worst case of a call is `reserved` before it is made, as long as it is running."""
+    """What may be spent: the worst case of a call is reserved before it is made.
+
+    Attributes:
+        reserved: the worst case of the calls that are running.
+    """
 
     def __init__(self, settings: LLMSettings, spent: Use) -> None:
         self._settings, self.spent = settings, spent

@@ -56,7 +56,11 @@ class Slots:
             self._open.release()
 
     def halve(self, began: float) -> bool:
-        """Halve the places after a call that `began` since the last time ran out of time; whether there are fewer."""
+        """Have half as many places, after a call ran out of time; returns whether there are fewer.
+
+        Args:
+            began: when it got its place. Of calls that had theirs before the last time, none tells anything new.
+        """
         if began < self._halved or self.count == 1:
             return False
         fewer = self.count // 2

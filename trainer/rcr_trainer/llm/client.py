@@ -31,8 +31,10 @@ from rcr_trainer.redaction import HIDDEN, remember, remember_key, without_secret
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
+
 LONGEST_BODY = 16 << 20
 """Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
+
 _FORMAT = 2
 """Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
 _TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
@@ -95,7 +97,12 @@ class Client:
         self.scoring = WAYS[0]
 
     async def call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer prompts, or score texts, or raise an error if that can't be done; token counts are −1 if unknown."""
+        """Answer prompts, or score texts; token counts are −1 where the model reports none that can be true.
+
+        Raises:
+            UnscoredError: the server doesn't score.
+            ConfigError: this kind of model can't.
+        """
         if isinstance(requests[0], Scored):
             return await self._score([each for each in requests if isinstance(each, Scored)])
         values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
@@ -253,8 +260,10 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
     """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings, and its HTTP client.
 
     langchain-openai would share one client between models, but connections belong to the event loop that opened them.
-    It doesn't retry either, which would repeat `insufficient_quota` past the budget. A `ConfigError`: OpenAI's own
-    server needs a key in the environment.
+    It doesn't retry either, which would repeat `insufficient_quota` past the budget.
+
+    Raises:
+        ConfigError: there is no key in the environment, and the server is OpenAI's own.
     """
     from langchain_openai import ChatOpenAI, OpenAI
 

@@ -88,6 +88,7 @@ _STOPS: dict[int | str, tuple[type[LLMError], str]] = {
     "other": (RequestError, "the server refuses the request with status {status}: check the parameters under llm"),
 }
 """What can't be mended by another attempt, by status or by what else tells it: the error, and what to do about it."""
+
 _NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
 _FILTERED = {"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"}
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")

@@ -22,7 +22,11 @@ class Scorer(Protocol):
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """Log-probabilities (natural, −∞ … 0) of continuations behind prompts, summed over tokens.
 
-        A continuation begins with the blank that separates it from its prompt; a token across the border belongs to it.
+        A token that spans the border between the two belongs to the continuation.
+
+        Args:
+            prompts: any number.
+            continuations: one for each, with the blank that separates it from the prompt.
         """
         ...
 

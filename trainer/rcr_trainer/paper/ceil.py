@@ -37,7 +37,10 @@ _JITTER = 1e-4
 
 
 class CEILSelector(EPRSelector, DPPSelector):
-    """Picks examples by the largest log(new volume) + relevance / λ, by encoders trained with this λ (`lam`)."""
+    """Picks, one after the other, the example with the largest log(new volume) + relevance / λ, by trained encoders.
+
+    `lam` is λ in training and in picking.
+    """
 
     name: ClassVar[str] = "ceil"
     trade_off: ClassVar[TradeOff | None] = None

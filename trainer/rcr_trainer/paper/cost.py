@@ -23,7 +23,10 @@ _FEW, _MOST = 3, 64
 
 
 def budget(cells: Sequence[Cell]) -> Estimate | None:
-    """What these runs' language model costs at most, as if nothing were kept or shared; None where none is asked."""
+    """What the language model of these runs costs at most; None where none is asked.
+
+    It will be less: kept answers cost nothing, nor do prompts that several runs share.
+    """
     splits: dict[tuple[str, int], Split] = {}
     costs: list[Estimate] = []
     with ExitStack() as open_models:

@@ -44,9 +44,12 @@ _GRID = 1e-5
 class LearnedSelector(Baseline):
     """Base of the selectors that a scoring language model teaches.
 
-    They learn before the first pick, from the pool as it then is, of at least k + 2 examples. Examples that are added
-    later can be picked, but nothing is learned from them. Scores so far are kept if the language model can't be asked
-    any more.
+    They learn before the first pick, from the pool as it then is. Examples that are added later can be picked, but
+    nothing is learned from them.
+
+    Raises:
+        InputError: the pool has less than k + 2 examples.
+        LLMError: the language model can't be asked, or its budget is spent; its scores so far are kept.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("spec", "score", "policy")
@@ -162,7 +165,10 @@ class LearnedSelector(Baseline):
         loss: Callable[[MaterialT], Tensor],
         collect: Callable[[np.random.Generator], Iterable[MaterialT]] | None = None,
     ) -> None:
-        """Run the common training loop, on batches from `collect`; None: on the training questions in random order."""
+        """Run the common training loop.
+
+        An epoch's batches come from `collect`; None: the training questions in random order.
+        """
         options, seed = self.options, self.resources.seed
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
         stage = StageSettings(

@@ -166,9 +166,14 @@ def beam(
 ) -> IntArray:
     """The sequences (B, k) with the largest sum of logits that a beam finds; ties go to the lowest positions.
 
-    `logits` takes queries (R,) and their picks so far (R, t), and gives (R, N). `width` sequences are kept for each
-    query; those of length `horizon` compete, whatever k is, and further picks are greedy: so those for k begin those
-    for any larger k.
+    Those for k begin those for any larger k.
+
+    Args:
+        logits: (queries (R,), their picks so far (R, t)) → logits (R, N).
+        excluded: for each of the B queries, the positions it may not pick.
+        k: picks a query.
+        width: sequences kept for each query.
+        horizon: length of the sequences that compete, whatever k is; further picks are greedy.
     """
     beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in excluded]
     for step in range(max(k, horizon)):

@@ -24,6 +24,7 @@ from rcr_trainer.training.registry import ADVANTAGES
 
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By section."""
+
 REST = "*"
 """In a variant's rows: every selector that isn't named there."""
 
@@ -104,6 +105,7 @@ def name_of(selector: str) -> str:
 
 PAPER: Settings = published()["settings"]
 """What examples/configs/paper_geoquery.yaml has beside the defaults of the paper's family."""
+
 _RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
 IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
 """The row of our default family, which others are compared with where RCR can't be had."""

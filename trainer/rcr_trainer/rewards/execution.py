@@ -14,6 +14,7 @@ from rcr_trainer.rewards.reward import Reward
 
 Execute = Callable[[str], Any]
 """Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""
+
 _REMEMBERED = 1 << 16
 
 
@@ -21,9 +22,13 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
     """1 where answer and gold program give the same result, else 0.
 
     An answer that can't be run, or whose result can't be compared, scores 0; a gold program like that can't be scored.
-    A list is compared as a multiset of rows, and in order where the gold program's outermost query has an ORDER BY
-    (SQL); a tuple is always compared in order. Of rows that are tuples the order of columns doesn't matter. Numbers are
-    equal to 12 significant digits, whatever their types. Each program is run once, on each database.
+    A list is compared as a multiset of rows, and in order where the gold program's outermost query has an ORDER BY; a
+    tuple is always compared in order. Of rows that are tuples the order of columns doesn't matter. Numbers are equal to
+    12 significant digits, whatever their types. Each program is run once, on each database.
+
+    Args:
+        execute: runs one program; or the databases that the questions' fields name.
+        spec: its language tells whether order matters (SQL).
     """
 
     @lru_cache(maxsize=_REMEMBERED)

@@ -102,9 +102,13 @@ def score(
     examples: Sequence[Example],
     contexts: Sequence[Sequence[Example]],
 ) -> NDArray[np.float64]:
-    """Call a reward, and check that it returns (B,) scores; NaN where it gave None.
+    """Call a reward, and check that it returns scores.
 
-    A `RewardError`: it raised an exception that isn't the project's own, or gave anything but B finite numbers or None.
+    Returns:
+        (B,) scores; NaN where the reward gave None.
+
+    Raises:
+        RewardError: it raised an exception that isn't the project's own, or gave anything but B finite numbers or None.
     """
     try:
         targets, sources = [example.target for example in examples], [example.source for example in examples]
@@ -133,8 +137,14 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
     """Check before training that a reward tells right from wrong on the training queries.
 
     The gold program, with the example itself in the prompt, must earn the maximum; no program and an empty one, both
-    without a prompt, the minimum; else it is a `ConfigError`. Returns (Q,) bool: False for examples whose gold program
-    the reward can't score (None), as long as these aren't all.
+    without a prompt, must earn the minimum.
+
+    Returns:
+        (Q,) bool; False for examples whose gold program the reward can't score (None).
+
+    Raises:
+        ConfigError: gold doesn't get the maximum, an empty answer gets more than the minimum, or nothing can be scored.
+        RewardError: the reward fails on an example.
     """
     if reward.likelihood:
         return np.ones(len(examples), dtype=np.bool_)

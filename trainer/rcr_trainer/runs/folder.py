@@ -89,11 +89,19 @@ class Run:
     def create(
         cls, path: str | os.PathLike[str], config: Settings, *, resume: bool = False, overwrite: bool = False
     ) -> Run:
-        """Begin a run in a new folder, or go on with the one that is there, which the caller holds (`hold`).
+        """Begin a run in a new folder, or go on with the one that is there.
 
-        A finished run of the same settings has its stages done, so that only those it lacks remain. `resume` continues
-        an interrupted run, `overwrite` clears the results of an earlier one; without, a `ConfigError` says that the
-        folder holds something else, a run of other settings, or an interrupted run.
+        A finished run of the same settings has its stages done, so that only those it lacks remain. The caller holds
+        the folder (`hold`).
+
+        Args:
+            path: the run folder.
+            config: the settings.
+            resume: continue an interrupted run.
+            overwrite: start over in the folder of an earlier run, whose results are cleared.
+
+        Raises:
+            ConfigError: the folder holds something else, a run of other settings, or an interrupted run.
         """
         folder = Path(path)
         names = names_in(folder)

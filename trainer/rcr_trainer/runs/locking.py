@@ -24,7 +24,10 @@ def hold(folder: Path) -> Iterator[None]:
     """Keep other processes from writing into a run folder, which is made if it is missing, until the block ends.
 
     The kernel frees the lock once its process is gone, however that ended. A file system without locks (NFS has them)
-    gets a warning instead. A `ConfigError`: another process works on the run, or nothing can be written there.
+    gets a warning instead.
+
+    Raises:
+        ConfigError: another process works on the run, or nothing can be written there.
     """
     try:
         if folder.exists() and not folder.is_dir():

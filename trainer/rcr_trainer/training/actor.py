@@ -26,6 +26,7 @@ IntArray = NDArray[np.int64]
 
 Loss = Callable[[Tensor, slice], Tensor]
 """(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""
+
 _PROBES = 64
 """At most so many queries' greedy paths set τ."""
 _BLOCK = 1 << 25
@@ -78,7 +79,12 @@ class Actor:
         return found
 
     def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
-        """R = B · G sequences of B ≥ 0 queries, by uniforms (B, G, k) from [0, 1); None: the greedy ones, G = 1."""
+        """R = B · G sequences of the policy as it is, query by query.
+
+        Args:
+            rows: (B,) queries. B may be 0, here and below.
+            uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence a query, G = 1.
+        """
         group = 1 if uniforms is None else uniforms.shape[1]
         queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()
         parts = [

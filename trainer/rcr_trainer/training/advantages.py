@@ -18,9 +18,12 @@ _NO_SPREAD = 1e-8
 
 
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Advantages (B, G) by their name in `registry.ADVANTAGES`, and whether each sequence has one, (B, G) bool.
+    """Advantages by their name in `registry.ADVANTAGES`.
 
     Of rewards (B, G) and, for those that read it, the reward (B,) of the greedy sequence.
+
+    Returns:
+        Advantages (B, G), and whether each sequence has one, (B, G) bool.
     """
     entry, scored = ADVANTAGES[name], ~np.isnan(rewards)
     if not entry.reads_greedy:

@@ -58,9 +58,12 @@ class Environment:
     def score(
         self, queries: Sequence[Example], picks: IntArray, reward: Reward | None = None
     ) -> tuple[FloatArray, Tally]:
-        """Picks (R, k) → prompts → language model → programs → (R,) rewards, by `reward` or the environment's own.
+        """Picks → prompts → language model → programs → rewards.
 
-        NaN where there is nothing to score. The rest are figures for the log.
+        Of R questions with picks (R, k), by `reward` or the environment's own.
+
+        Returns:
+            (R,) rewards, NaN where there is nothing to score, and figures for the log.
         """
         reward, contexts = reward or self.reward, self._contexts(picks)
         predictions: list[str | None] = [None] * len(queries)

@@ -34,10 +34,14 @@ class Targets:
 def listwise(logits: Tensor, targets: Targets) -> Tensor:
     """Cross-entropy between softmax(gain / temperature) and the policy: candidates that add as much share the target.
 
-    L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), of logits (S, C) by Eq. 4, mean over the states in which some
-    candidate adds something; 0 without such states. A small T puts the target on the best candidates alone.
+    L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), mean over the states in which some candidate adds something; 0
+    without such states. A small T puts the target on the best candidates alone.
 
     Use it if the whole pool (or a good part) can be scored at every step: frozen embeddings, n-grams.
+
+    Args:
+        logits: (S, C), Eq. 4.
+        targets: what they should learn.
     """
     allowed, lowest = targets.allowed, torch.finfo(logits.dtype).min
     target = (targets.gains / targets.temperature).masked_fill(~allowed, lowest).softmax(-1)
@@ -50,11 +54,14 @@ def listwise(logits: Tensor, targets: Targets) -> Tensor:
 def info_nce(logits: Tensor, targets: Targets) -> Tensor:
     """The paper's InfoNCE (section 3.1): the step's positive against in-batch and hard negatives.
 
-    L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch; (S, C) logits of its positives and hard
-    negatives, each once, of which what is not allowed is never a negative. With `mask_equals` a candidate that adds at
+    L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch. With `mask_equals` a candidate that adds at
     least as much as the positive is masked; the paper keeps it as a negative.
 
     Use it if only a batch's own candidates can be encoded: fully trained transformers.
+
+    Args:
+        logits: (S, C), Eq. 4; the candidates are the batch's positives and hard negatives, each once.
+        targets: with `positive`; what is not allowed is never a negative.
     """
     positive = targets.positive
     if positive is None:
@@ -92,9 +99,14 @@ def grpo_loss(
 ) -> Tensor:
     """−J (Eq. 8) of each sequence, (R,); the objective is their mean.
 
-    Log π(o) (R,) is that of the policy (`new`, with gradients), of the one that drew the sequences (`old`), and of the
-    one after SFT (`reference`). A sequence that isn't `scored` has loss 0, the KL term included. ε is the clip ratio, β
-    the weight of the KL term, 0 if the penalty is in the reward.
+    Args:
+        new: (R,) log π_θ(o); gradients flow through it.
+        old: (R,) log π_old(o), of the policy that drew the sequences.
+        reference: (R,) log π_ref(o), of the policy after SFT.
+        advantages: (R,).
+        scored: (R,) bool; False for a sequence without a reward: its loss is 0, the KL term included.
+        epsilon: ε, the clip ratio.
+        beta: β, the weight of the KL term; 0 if the penalty is in the reward.
     """
     objective = surrogate(new, old, advantages, epsilon)
     if beta:

@@ -161,9 +161,13 @@ class _Sum(torch.autograd.Function):
 def join(device: str = "cpu") -> Iterator[Processes]:
     """Meet the processes that were launched with this one; all part when the block ends.
 
-    gloo connects CPUs, NCCL GPUs, of which each process gets its own; a GPU with a number is shared by all processes of
-    a machine. A `ConfigError`: the environment is incomplete, or there are fewer GPUs than processes; a `ProcessError`:
-    the others can't be reached.
+    Args:
+        device: gloo connects CPUs, NCCL GPUs, of which each process gets its own. A GPU with a number is shared by all
+            processes of a machine.
+
+    Raises:
+        ConfigError: the environment is incomplete, or there are fewer GPUs than processes.
+        ProcessError: the others can't be reached.
     """
     size = _number("WORLD_SIZE", 1)
     if size == 1:

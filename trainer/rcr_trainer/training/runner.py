@@ -129,8 +129,14 @@ class Runner:
     ) -> Result:
         """Train to the end, or until patience runs out; the model is left with the best weights.
 
-        `collect` draws its random numbers from generators that the round seeds. The result is the same in all
-        processes. A `CheckpointError`: the saved state can't be continued from; a `ConfigError`: training diverges.
+        `collect` draws its random numbers from generators that the round seeds.
+
+        Returns:
+            The result, the same in all processes.
+
+        Raises:
+            CheckpointError: the saved state can't be continued from.
+            ConfigError: training diverges.
         """
         self._resume()
         self._finish_round(evaluate)
@@ -149,9 +155,13 @@ class Runner:
         return self.result
 
     def step(self, backward: Callable[[], None]) -> float:
-        """One optimiser step on the gradient that `backward` adds to the parameters', summed over processes.
+        """One optimiser step, on the gradient that `backward` adds to the parameters', summed over processes.
 
-        Returns its norm before it is clipped; a `ConfigError` if that is not finite.
+        Returns:
+            The norm of the gradient before it is clipped.
+
+        Raises:
+            ConfigError: it is not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
         backward()

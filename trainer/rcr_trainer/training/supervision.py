@@ -33,7 +33,10 @@ class Supervision:
         forbidden: for each query the pool positions it may never get (itself; its own program, as an option).
         reachable: count as needed only what some candidate has that the query may get.
 
-    `needs` (Q, S) and `pool` (N, S), binary float32, have the local structures of gold programs and candidates.
+    Attributes:
+        needs: (Q, S) binary float32; LS(y) of each query's gold program.
+        pool: (N, S) binary float32; LS(c) of each candidate's program.
+        forbidden: as given.
     """
 
     def __init__(
@@ -64,8 +67,10 @@ class Supervision:
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
         """|LS(c) ∩ uncovered| (B, T + 1, C), which every candidate would add in every state of some sequences.
 
-        Of queries (B,), whose state t has the first t of `picked` (B, T), pool positions as are the candidates (C,);
-        None: all.
+        Args:
+            queries: (B,) rows of `needs`.
+            picked: (B, T) pool positions, in order; state t has the first t of them.
+            candidates: (C,) pool positions to score; None for all N.
         """
         columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
         uncovered = self.needs[queries]
@@ -181,8 +186,14 @@ def listwise_batches(
 ) -> Iterator[Batch]:
     """Batches of whole sequences: every state on them is trained.
 
-    The queries come in this order, `size` a batch; the prefixes of `sequences` (Q, k) are the states. Candidates are
-    the pool of N, or `most` of it, drawn, Algorithm 1's picks (`best`, (Q, k)) always among them.
+    Args:
+        order: (n,) the queries, in the order in which they come.
+        sequences: (Q, k) picks, whose prefixes are the states.
+        best: (Q, k) Algorithm 1's picks, which are always among the candidates.
+        size: queries in a batch.
+        pool: N.
+        most: candidates in a batch; a larger pool is sampled.
+        rng: draws them.
     """
     everything = np.arange(pool)
     for start in range(0, len(order), size):
