@@ -7,7 +7,7 @@ import pytest
 import warm
 from places import DATA
 from rcr_trainer import cli
-from rcr_trainer.data import covr_split, write_split
+from rcr_trainer.data import covr_split, read_split, write_split
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import DataSettings
 from rcr_trainer.tasks import divide, load_split
@@ -100,6 +100,32 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
     assert (folder / "data" / "train.jsonl").stat().st_mtime_ns == made
     assert [row["step"] for row in logged(folder, "sft")] == [0, 1, 2]
     assert Run.open(folder).status == "finished"
+
+
+def test_a_run_of_files_that_have_changed_is_refused_and_bad_ones_clear_nothing(capsys, here):
+    row = '{"q": "how many %s", "p": "count ( %s )", "db": {"at": [1, 2.5, null]}, "note": ""}\n'
+    text = "".join(row % (name, name) for name in "abcdefghijklmnopqrst")
+    (here / "train.jsonl").write_text(text, encoding="utf-8")
+    (here / "test.jsonl").write_text(row % ("u", "u"), encoding="utf-8")
+    own = ["--data.task=files", "--data.train=train.jsonl", "--data.test=test.jsonl", "--data.source_key=q"]
+    command = ["run", "demo.yaml", *own, "--data.target_key=p", "--data.dev_size=5"]
+    assert cli.main(command) == 0
+    folder = here / "runs" / "demo"
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name != "run.lock"}
+    assert cli.main(command) == 0
+    assert "data: done before" in capsys.readouterr().err
+
+    (here / "train.jsonl").write_text(text + row % ("v", "v"), encoding="utf-8")
+    assert cli.main(command) == 2
+    assert "runs/demo holds a run of train.jsonl before a change; give this one another" in capsys.readouterr().err
+    assert cli.main([*command, "--resume"]) == 0
+    (here / "train.jsonl").write_text(text + "{", encoding="utf-8")
+    assert cli.main([*command, "--overwrite"]) == 2
+    assert "train.jsonl, line 21: invalid JSON" in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in before} == before
+    (here / "train.jsonl").unlink()
+    assert cli.main(command) == 0
+    assert len(read_split(folder / "data").train) == 20
 
 
 HANGS = """

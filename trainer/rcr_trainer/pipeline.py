@@ -22,7 +22,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.programs import get_parser
 from rcr_trainer.console import set_threads
-from rcr_trainer.data import Example, Split, read_split, write_split
+from rcr_trainer.data import PARTS, Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.layers import differences, load_config
@@ -73,12 +73,15 @@ def run(
     with ExitStack() as holding:
         with join(config.device) as processes:
             if processes.first:
-                # Bad data is found before there is a folder.
-                split = None if (config.folder / "run.json").is_file() else load_checked(config)[0]
+                # Bad data is found before there is a folder, and before what is in it is cleared.
+                fresh = overwrite or not (config.folder / "run.json").is_file()
+                split = load_checked(config)[0] if fresh else None
                 names_in(config.folder)  # which refuses a foreign folder before a lock is left there
                 holding.enter_context(hold(config.folder))
                 current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
                 check_files(current)
+                if current.done("data") and not resume:
+                    _check_unchanged(current)
                 _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
                 if "evaluation" in wanted and not current.done("evaluation"):
                     try_scoring(config, divide(config, read_split(current.data)))
@@ -150,6 +153,27 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
                 raise DataError(f"question {query.id!r}: {error}") from None
         open_language_model(config, task, keep=False).close()
     return split, task
+
+
+def _check_unchanged(run: Run) -> None:
+    """Refuse to show a finished run's results for files that have changed since; files that are gone can't have.
+
+    Raises:
+        ConfigError: they have.
+        DataError: they can't be read any more.
+    """
+    data = run.config.data
+    files = {part: getattr(data, part) for part in PARTS} if data.directory is None and data.task == "files" else {}
+    paths = {part: path for part, path in files.items() if path is not None}
+    if not paths or not all(path.is_file() for path in paths.values()):
+        return
+    now, then = load_split(data, run.config.seed), read_split(run.data)
+    changed = [str(path) for part, path in paths.items() if getattr(now, part) != getattr(then, part)]
+    if changed:
+        raise ConfigError(
+            f"{run.path} holds a run of {' and '.join(changed)} before a change; give this one another name, or "
+            "--overwrite (--resume keeps to the examples as they were)"
+        )
 
 
 def resumed(config: Settings, until: str = "evaluation") -> Run:

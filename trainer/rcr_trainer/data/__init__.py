@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from rcr_trainer.data.check import shared
 from rcr_trainer.data.covr import covr_split
-from rcr_trainer.data.examples import Example, Split, write_examples, write_split
+from rcr_trainer.data.examples import PARTS, Example, Split, write_examples, write_split
 from rcr_trainer.data.files import ReadReport, read_examples, read_split, unparsed
 from rcr_trainer.data.geoquery import download_geoquery, geoquery_split
 from rcr_trainer.data.spider import spider_split
 from rcr_trainer.data.text2sql import text2sql_split
 
 __all__ = [
+    "PARTS",
     "Example",
     "ReadReport",
     "Split",
