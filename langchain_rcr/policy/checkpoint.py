@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 
 from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import atomic_directory, read_json, write_json, write_text
@@ -18,6 +18,7 @@ from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, inside, seal, verify
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.languages import unknown
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -36,6 +37,7 @@ ModelT = TypeVar("ModelT", bound="TriEncoder")
 
 def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
     """See `TriEncoder.save_pretrained`."""
+    _check_runtime(runtime)
     if folder.is_dir() and any(folder.iterdir()) and not (folder / "tri_encoder.json").is_file():
         raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
     for_onnx = (runtime or model.runtime or "torch") != "torch"
@@ -73,6 +75,7 @@ def load(
     runtime: Runtime | None,
 ) -> ModelT:
     """See `TriEncoder.from_pretrained`."""
+    _check_runtime(runtime)
     meta = _read_meta(path)
     try:
         family = get_family(str(meta["family"]))
@@ -102,6 +105,11 @@ def load(
     if (path / CARD).is_file():
         model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
     return model.eval()
+
+
+def _check_runtime(runtime: str | None) -> None:
+    if runtime is not None and runtime not in get_args(Runtime):
+        raise InputError(f"runtime: {unknown(runtime, get_args(Runtime))}")
 
 
 def _read_meta(path: Path) -> dict[str, Any]:

@@ -53,7 +53,7 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
     """
     named = (getattr(tokenizer, name, None) for name in ("get_num_tokens", "encode"))
     function = next((one for one in (*named, tokenizer) if callable(one)), None)
-    if function is None:
+    if function is None or isinstance(tokenizer, str):
         raise InputError(f"tokenizer must be {TOKENIZERS}, not {type(tokenizer).__name__}")
 
     def count(text: str) -> int:

@@ -80,7 +80,7 @@ class Explanation:
             lines += [_line("·", other) for other in step.runner_ups]
             if step.covered:
                 names = shorten(", ".join(step.covered), 90, placeholder=" …")
-                lines.append(f"{'':>4}  {len(step.covered)} structures more: {names}")
+                lines.append(f"{'':>4}  adds {len(step.covered)} structures: {names}")
         return printable("\n".join(lines))
 
 

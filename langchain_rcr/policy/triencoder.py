@@ -289,8 +289,8 @@ class TriEncoder(Module):
         too_few = len(items) < FEWEST or 0 < parsed < FEWEST
         if items and too_few:
             logger.warning(
-                "%d examples, %d with a program that parses as '%s', are too few to learn structures from (%d): picks "
-                "go by the likeness of questions",
+                "too few examples to learn structures from (%d, of which %d have a program that parses as '%s'; it "
+                "takes %d): picks go by the likeness of questions",
                 *(len(items), parsed, spec.language, FEWEST),
             )
         elif items and not parsed:

@@ -93,6 +93,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: value is None or value in get_args(Order),
         " or ".join(repr(name) for name in get_args(Order)),
     ),
+    "log": (lambda value: value is None or isinstance(value, OutcomeLog), "an OutcomeLog"),
     "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
     "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
 }

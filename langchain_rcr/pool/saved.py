@@ -34,7 +34,9 @@ def checkpoint_folder(path: Path) -> Path:
     if folder.is_dir():
         return folder
     if not path.is_dir():
-        raise CheckpointError(f"{path} is not a folder: give a run folder of rcr-train or a checkpoint folder")
+        raise CheckpointError(
+            f"{path} is not a folder: give a run folder of rcr-train, a checkpoint folder or hub:ORG/NAME"
+        )
     return path
 
 

@@ -66,6 +66,10 @@ class ExampleStore:
         append: bool = False,
     ) -> None:
         index, schema = MemoryIndex() if index is None else index, pool.only([], encoder.spec)
+        if isinstance(index, type) or not hasattr(index, "bind"):
+            raise InputError(
+                f"index must be an engine, such as MemoryIndex() or VectorStoreIndex(…), not {index!r:.80}"
+            )
         self._begin(Served(encoder.eval(), index, encoder.fingerprint(), schema))
         self.index.bind(self.fingerprint, encoder.dim)
         saved = None

@@ -143,8 +143,8 @@ def test_too_few_programs(exact):
     answers = exact and AnswersAsked("gpt-x", 500, 29)
     text = advise(make(exact=exact, answers=answers, n=500, programs=29, more={"rcr_without_rl": {}}))
     assert (
-        "The 500 questions ask for 29 different programs: too few to tell whether rcr is worth deploying, which takes "
-        "30 or more."
+        "Different programs among the 500 questions: 29. That is too few to tell whether rcr is worth deploying, which "
+        "takes 30 or more."
     ) in text
     assert "Whether reinforcement helped can't be told (full coverage: +10.0 points)." in text
     assert not re.search(r"interval|use set_bsr|needs no training|was not run", text)

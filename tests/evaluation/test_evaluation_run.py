@@ -121,7 +121,7 @@ def test_after_grpo_both_policies_are_answered(capsys, here):
     assert None not in exact().values()
     assert (report().answers.n, report().n) == (3, 8)
     out = " ".join(capsys.readouterr().out.split())
-    assert "The 8 questions ask for 8 different programs: too few to tell whether rcr is worth deploying" in out
+    assert "Different programs among the 8 questions: 8. That is too few to tell whether rcr is worth deploying" in out
     assert "Whether reinforcement helped can't be told (full coverage: " in out
 
 
@@ -343,7 +343,7 @@ def test_the_paragraph_at_the_end(capsys, here):
 
     assert cli.main(["evaluate", "runs/demo", "--split=dev"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "The 8 questions ask for 8 different programs: too few to tell whether rcr is worth deploying" in out
+    assert "Different programs among the 8 questions: 8. That is too few to tell whether rcr is worth deploying" in out
     assert "These are development queries" in out
 
 

@@ -107,6 +107,15 @@ def test_loaded_as_it_was_saved(family, bert, checkpoint):
     np.testing.assert_array_equal(picks.positions, expected.positions)
 
 
+def test_a_runtime_that_is_none_is_refused(checkpoint, tmp_path):
+    model = TriEncoder.from_pretrained(checkpoint)
+    with pytest.raises(InputError, match="runtime: unknown 'onnx-int4'; did you mean 'onnx-int8'"):
+        model.save_pretrained(tmp_path / "again", runtime="onnx-int4")
+    assert not (tmp_path / "again").exists()
+    with pytest.raises(InputError, match="runtime: unknown 'cuda'"):
+        TriEncoder.from_pretrained(checkpoint, runtime="cuda")
+
+
 def test_the_same_model_writes_the_same_bytes(family, bert, tmp_path, checkpoint):
     TriEncoder.from_pretrained(checkpoint, runtime="torch").save_pretrained(tmp_path / "again")
     ours, theirs = (

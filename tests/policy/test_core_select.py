@@ -192,6 +192,8 @@ def test_tokens_are_counted_by_whatever_there_is() -> None:
     assert token_counter(lambda text: 7)("a") == 7
     with pytest.raises(InputError, match="tokenizer must be a LangChain model, a tokenizer with encode, or a function"):
         token_counter(3)
+    with pytest.raises(InputError, match=r"tokenizer must be a LangChain model, .* not str"):
+        token_counter("gpt2")
 
 
 @settings(max_examples=60, deadline=None)

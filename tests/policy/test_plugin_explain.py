@@ -79,7 +79,7 @@ def test_data_and_table(retriever: SequentialCompositionalRetriever) -> None:
     first = explanation.steps[0].pick
     assert table[2].split()[:5] == ["1", f"{first.logit:.3f}", "=", f"{first.relevance:.3f}", "+0.000"]
     assert table[2].endswith(first.source)
-    assert table[4].split("structures more: ")[1].startswith(explanation.steps[0].covered[0])
+    assert table[4].split(" structures: ")[1].startswith(explanation.steps[0].covered[0])
 
 
 def test_it_takes_the_same_options_as_selecting(retriever: SequentialCompositionalRetriever) -> None:

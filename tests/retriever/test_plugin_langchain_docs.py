@@ -161,8 +161,8 @@ def test_of_few_examples_the_likeness_of_questions_decides_and_one_warning_says_
     with caplog.at_level(logging.WARNING):
         selector = SequentialCompositionalRetriever.from_examples(ANTONYMS, WordCounts(), InMemoryVectorStore)
     assert [record.getMessage() for record in caplog.records] == [
-        "5 examples, 0 with a program that parses as 'sql', are too few to learn structures from (20): picks go by the "
-        "likeness of questions"
+        "too few examples to learn structures from (5, of which 0 have a program that parses as 'sql'; it takes 20): "
+        "picks go by the likeness of questions"
     ]
     assert isinstance(selector.store.index, VectorStoreIndex)
     assert (selector.source_keys, selector.target_key) == (("input",), "output")

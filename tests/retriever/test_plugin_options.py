@@ -13,7 +13,7 @@ from documents import same_documents
 from langchain_core.runnables import ConfigurableField
 from toys import lexical
 
-from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
+from langchain_rcr import InputError, Item, MemoryIndex, SequentialCompositionalRetriever, TriEncoder, few_shot_prompt
 
 EXAMPLES = [
     {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "db": animal, "n": number}
@@ -228,6 +228,9 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
         ({"max_tokens": 5, "tokenizer": 3}, "tokenizer must be a LangChain model, .* not int"),
         ({"vectorstore": None}, "a filled vectorstore has no vectors of ours: use from_examples"),
         ({"min_relevance": 1.0}, "min_relevance must be a number from 0 to below 1, not 1.0"),
+        ({"index": "faiss"}, r"index must be an engine, such as MemoryIndex\(\) or VectorStoreIndex\(…\), not 'faiss'"),
+        ({"index": MemoryIndex}, r"index must be an engine, .*, not <class .*MemoryIndex"),
+        ({"explore": 5, "log": "outcomes.jsonl"}, "log must be an OutcomeLog, not 'outcomes.jsonl'"),
         ({"order": "random"}, "order must be 'picked' or 'reversed', not 'random'"),
         ({"input_keys": "source"}, "input_keys must be a sequence of names, not 'source'"),
         ({"example_keys": [1]}, r"example_keys must be a sequence of names, not \[1\]"),

@@ -174,6 +174,11 @@ def test_odd_embeddings_are_an_input_error_of_one_line(row: Any, words: str) -> 
             backbone.embed(["a"])
 
 
+def test_embeddings_by_name_are_refused() -> None:
+    with pytest.raises(InputError, match="embeddings must be LangChain Embeddings, not str"):
+        LangChainBackbone("openai")  # type: ignore[arg-type]
+
+
 # ---------------------------------------------------------------- terminals
 
 

@@ -139,8 +139,8 @@ def share_held_out(
     coming = new(dev) if dev else own
     share = max(0.0, coming - own) / (1 - own) if own < 1 else 1.0
     logger.info(
-        "%s %% of the %s questions have a program that no other example has: %s %% of training questions are held out "
-        "with their programs, the others alone (grpo.exclude_own_program)",
+        "%s %% of the %s questions have a program that no other example has, so %s %% of training questions are held "
+        "out with all examples of their program, the others alone (grpo.exclude_own_program)",
         *(round(100 * coming), "development" if dev else "training", round(100 * share)),
     )
     return share

@@ -133,8 +133,8 @@ def _on_coverage(report: EvaluationReport, gap: Gap | None) -> list[str]:
 def _verdict(report: EvaluationReport, gap: Gap | None) -> str:
     if report.programs < FEW_PROGRAMS:
         return (
-            f"The {report.n} questions ask for {report.programs} different programs: too few to tell whether rcr is "
-            f"worth deploying, which takes {FEW_PROGRAMS} or more."
+            f"Different programs among the {report.n} questions: {report.programs}. That is too few to tell whether "
+            f"rcr is worth deploying, which takes {FEW_PROGRAMS} or more."
         )
     if gap is None or gap.metric != "exact_match":
         return (
