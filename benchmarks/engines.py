@@ -240,7 +240,7 @@ def measure(
     async def picks(some: np.ndarray) -> list[list[int]]:
         async with index.read() as reader:
             found = await select(some, state, Options(K), reader)
-        return [[int(hit.row.id) for hit in hits] for hits in found.hits]
+        return [[int(row.id) for row in rows] for rows in found.examples]
 
     index.run(picks(queries[:2]))
     start = cpu_seconds()

@@ -99,20 +99,20 @@ async def explain(
 
     Without `structures`, which gives a program's local structures, `covered` stays empty.
     """
-    ((*picks,),) = (await select(vector, state, options, reader)).hits
+    picks = await select(vector, state, options, reader)
     current, start = state.start(vector), state.start(vector).vector()
-    keys = np.array([[pick.key for pick in picks]], dtype=np.int64)
+    keys = picks.positions[:, picks.positions[0] >= 0]
     steps: list[Step] = []
     seen: set[str] = set()
-    for number, pick in enumerate(picks):
+    for number, key in enumerate(keys[0].tolist()):
         here = current.vector()
         hits = await reader.search(here, runner_ups + 1, keys[:, :number], options.tau)
-        others = [key for key in hits.keys[0].tolist() if key not in (pick.key, -1)][:runner_ups]
-        shown = [(pick.key, pick.row), *((key, hits.rows[key]) for key in others)]
-        vectors = await reader.candidates(np.array([key for key, _ in shown], dtype=np.int64))
+        others = [other for other in hits.keys[0].tolist() if other not in (key, -1)][:runner_ups]
+        shown = np.array([key, *others], dtype=np.int64)
+        vectors = await reader.candidates(shown)
         total = 0.0 if hits.log_partition is None else float(hits.log_partition[0])
         logits, relevance = vectors @ here[0], vectors @ start[0]
-        texts = [(row, item(row.example)) for _, row in shown]
+        texts = [(row, item(row.example)) for row in (hits.rows[each] for each in shown.tolist())]
         scored = [
             Scored(
                 row.id,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -79,20 +79,6 @@ class Options:
         return EXPLORED if self.explore else self.beam_width
 
 
-class Hit(NamedTuple):
-    """One pick of one query.
-
-    Args:
-        key: its key in the engine.
-        logit: its logit (Eq. 4) in the state it was picked in.
-        row: its example.
-    """
-
-    key: int
-    logit: float
-    row: Row
-
-
 @dataclass(slots=True)
 class Picks:
     """What was picked for B queries.
@@ -117,13 +103,9 @@ class Picks:
         return cls(*nothing(batch, k), np.full((batch, k), np.nan))
 
     @property
-    def hits(self) -> tuple[tuple[Hit, ...], ...]:
-        """For each query its picks with their examples."""
-        each = zip(self.positions.tolist(), self.logits.tolist(), strict=True)
-        return tuple(
-            tuple(Hit(key, logit, self.rows[key]) for key, logit in zip(keys, logits, strict=True) if key >= 0)
-            for keys, logits in each
-        )
+    def examples(self) -> list[list[Row]]:
+        """Those picked for each query."""
+        return [[self.rows[key] for key in keys if key >= 0] for keys in self.positions.tolist()]
 
 
 class _Beams:

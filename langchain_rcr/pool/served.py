@@ -6,15 +6,16 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 from langchain_rcr.basics.items import copied
 from langchain_rcr.basics.rows import BoolArray, FloatArray
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.index.base import CandidateIndex
+from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.filters import Filter
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
-from langchain_rcr.policy.selection import Hit, Options, select
+from langchain_rcr.policy.selection import Options, select
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.examples import ExamplePool, check_text
 
@@ -146,22 +147,19 @@ class Served:
                 logger.info("k = %d examples asked for, but there are only %d: all are picked", options.k, reader.size)
                 options = replace(options, k=reader.size)
             picks = await select(vectors, state, options, reader)
-            chosen = picks.hits
-        fewest = min(map(len, chosen), default=options.k_min)
+            chosen = picks.examples
+        fewest = min(map(len, chosen))
         if fewest < options.k_min:
             raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
         known = options.scored or options.explore
-        each = zip(chosen, picks.probabilities.tolist(), strict=True)
-        return [_picks(hits, chances if known else [None] * len(hits)) for hits, chances in each]
+        each = zip(chosen, picks.logits.tolist(), picks.probabilities.tolist(), strict=True)
+        return [_picks(rows, logits, chances if known else [None] * len(rows)) for rows, logits, chances in each]
 
 
-def _picks(hits: Sequence[Hit], chances: Sequence[float | None]) -> list[Pick]:
-    """One question's picks, from the probability of each."""
-    examples = copied([hit.row.example for hit in hits], [hit.row.id for hit in hits])
-    return [
-        Pick(hit.row.id, example, step, hit.logit, chance)
-        for step, (hit, example, chance) in enumerate(zip(hits, examples, chances, strict=False), 1)
-    ]
+def _picks(rows: Sequence[Row], logits: Sequence[float], chances: Sequence[float | None]) -> list[Pick]:
+    ids = [row.id for row in rows]
+    each = zip(ids, copied([row.example for row in rows], ids), count(1), logits, chances, strict=False)
+    return [Pick(*one) for one in each]
 
 
 def check_query(query: object) -> None:

@@ -64,7 +64,7 @@ def picks(index, queries, options, where=None):
             return await select(queries, AdditiveState(-0.4), options, reader)
 
     found = index.run(work())
-    return [[hit.row for hit in hits] for hits in found.hits], found
+    return found.examples, found
 
 
 @pytest.mark.parametrize("options", [Options(6), Options(3, beam_width=3, tau=0.5)], ids=["greedy", "beams"])

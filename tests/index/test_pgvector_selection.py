@@ -61,7 +61,7 @@ def test_same_picks_as_in_memory(both, options, where):
             return await select(some, AdditiveState(-0.4), options, reader)
 
     def ids(picks):
-        return [[hit.row.id for hit in hits] for hits in picks.hits]
+        return [[row.id for row in rows] for rows in picks.examples]
 
     memory, postgres = both
     expected, found = memory.run(picks(memory)), postgres.run(picks(postgres))

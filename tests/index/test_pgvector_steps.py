@@ -72,7 +72,7 @@ def picked(index, state, options, count=5, where=None):
 
 
 def same(found, expected):
-    ids = [[[hit.row.id for hit in hits] for hits in picks.hits] for picks in (found, expected)]
+    ids = [[[row.id for row in rows] for rows in picks.examples] for picks in (found, expected)]
     assert ids[0] == ids[1]
     np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-4)
@@ -130,5 +130,5 @@ def test_equal_candidates_beyond_those_that_are_fetched(postgres_url, asked):
 
     found = index.run(picks())
     index.close()
-    assert [hit.row.id for hit in found.hits[0]] == ["0", "1", "2"]
+    assert [row.id for row in found.examples[0]] == ["0", "1", "2"]
     assert len(asked) > 3

@@ -224,8 +224,8 @@ def test_a_matrix_in_memory_gives_the_picks_of_a_plain_reader(seed, distinct, st
     np.testing.assert_array_equal(quick.positions, np.where(slow.positions < 0, -1, there[slow.positions]))
     np.testing.assert_allclose(quick.logits, slow.logits, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(quick.probabilities, slow.probabilities, rtol=1e-4, atol=1e-6)
-    for mine, its in zip(quick.hits, slow.hits, strict=True):
-        assert [hit.row.id for hit in mine] == [hit.row.id for hit in its]
+    for mine, its in zip(quick.examples, slow.examples, strict=True):
+        assert [row.id for row in mine] == [row.id for row in its]
 
 
 @pytest.mark.parametrize("k", [4, 9])
@@ -235,6 +235,6 @@ def test_a_matrix_in_memory_gives_what_there_is(k):
     picks = run(select(queries_of(0), AdditiveState(0.5), Options(k), reader))
     assert picks.positions.shape == (3, k)
     assert [sorted(row)[-4:] for row in picks.positions.tolist()] == [[0, 1, 2, 3]] * 3
-    assert [len(hits) for hits in picks.hits] == [4] * 3
+    assert [len(rows) for rows in picks.examples] == [4] * 3
     nothing = LocalReader(MatrixTable(pool).allowing(np.zeros(4, dtype=bool)), [])
-    assert run(select(queries_of(0), AdditiveState(0.5), Options(k), nothing)).hits == ((), (), ())
+    assert run(select(queries_of(0), AdditiveState(0.5), Options(k), nothing)).examples == [[], [], []]
