@@ -215,10 +215,15 @@ def info_nce_batches(
     negatives: Negatives | None,
     rng: np.random.Generator,
 ) -> Iterator[Batch]:
-    """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each, if wanted.
+    """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each.
 
-    The states, a query and how many picks it has, come in the order (n, 2), `size` a batch; they are prefixes of
-    `sequences` (Q, k), and `best` (Q, k) has the positive of each.
+    Args:
+        order: (n, 2) a query and how many picks the state has, in the order in which they come.
+        best: (Q, k) the positive of each state.
+        sequences: (Q, k) picks, whose prefixes are the states.
+        size: states in a batch.
+        negatives: draws the hard negatives; None: there are none.
+        rng: for the draws.
     """
     k = best.shape[1]
     for start in range(0, len(order), size):
