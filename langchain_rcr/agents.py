@@ -152,6 +152,8 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         question: Callable[[ModelRequest[Any]], str] | None = None,
     ) -> None:
         super().__init__()
+        if retriever.store.encoder.spec.language != SETS.language:
+            raise InputError(f"the retriever's programs are {retriever.store.encoder.spec.language!r}, no tools' names")
         self.retriever, self.always_include = retriever, frozenset(always_include)
         self.question = question or (lambda request: last_question(request.messages))
 

@@ -15,6 +15,7 @@ from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import HumanMessage
 from langchain_core.tools import StructuredTool
 from openai_server import OpenAIServer
+from toys import lexical
 
 from langchain_rcr import ComposedToolSelector, InputError, Item, SequentialCompositionalRetriever
 
@@ -185,6 +186,13 @@ def test_saved_and_read_again(selector: ComposedToolSelector, tmp_path: Path) ->
     selector.retriever.save(tmp_path / "tools")
     read = SequentialCompositionalRetriever.from_pretrained(tmp_path / "tools", embeddings=EMBEDDINGS, k=2)
     assert ComposedToolSelector(read).retrieve_tools(UNTOLD) == selector.retrieve_tools(UNTOLD)
+
+
+def test_a_retriever_without_tools_is_refused() -> None:
+    examples = [{"source": "how many", "target": "count ( all )"}]
+    plain = SequentialCompositionalRetriever.from_encoder(lexical(examples, 4), examples)
+    with pytest.raises(InputError, match="the retriever's programs are 'functional', no tools' names"):
+        ComposedToolSelector(plain)
 
 
 def test_with_few_pairs_descriptions_decide() -> None:
