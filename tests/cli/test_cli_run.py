@@ -103,7 +103,7 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
 
 
 def test_a_run_of_files_that_have_changed_is_refused_and_bad_ones_clear_nothing(capsys, here):
-    row = '{"q": "how many %s", "p": "count ( %s )", "db": {"at": [1, 2.5, null]}, "note": ""}\n'
+    row = '{"q": "how many %s", "p": "count ( %s )", "db": {"at": [1, NaN, null]}, "note": ""}\n'
     text = "".join(row % (name, name) for name in "abcdefghijklmnopqrst")
     (here / "train.jsonl").write_text(text, encoding="utf-8")
     (here / "test.jsonl").write_text(row % ("u", "u"), encoding="utf-8")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import gzip
 import json
 from pathlib import Path
@@ -108,6 +110,10 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     examples, report = read_examples(path, source_key=keys.source, target_key=keys.target)
     assert examples == [Example(str(n + 1), f"q{n}", f"s{n}", {"n": n}) for n in range(3)]
     assert report.at([1, 2]) == "entries 1, 2"
+    odd = {"day": datetime.date(2026, 1, 31), "price": decimal.Decimal("1.50"), "picture": b"\x00", "tags": ["a"]}
+    parquet.write_table(pyarrow.Table.from_pylist([{**rows[0], **odd}]), path)
+    (example,), _ = read_examples(path, source_key=keys.source, target_key=keys.target)
+    assert example.fields == {"n": 0, "day": "2026-01-31", "price": "1.50", "tags": ["a"]}
     path.write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"can't read .*a\.parquet: "):
         read_examples(path)

@@ -129,7 +129,8 @@ def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
     if path in sections():
         first = next((each.path for each in known.values() if each.section == path), "")
         return f"'{path}' is a section, not a setting: set one of its own, such as {first}"
-    near = [setting.path for setting in known.values() if setting.name == path.rpartition(".")[2]]
+    near = difflib.get_close_matches(path, known, 1, 0.9)
+    near += [setting.path for setting in known.values() if setting.name == path.rpartition(".")[2]]
     near += difflib.get_close_matches(path, [*known, *sections()], 1)
     return f"unknown setting '{path}'" + (f": did you mean '{near[0]}'?" if near else "")
 

@@ -168,7 +168,8 @@ def _check_unchanged(run: Run) -> None:
     if not paths or not all(path.is_file() for path in paths.values()):
         return
     now, then = load_split(data, run.config.seed), read_split(run.data)
-    changed = [str(path) for part, path in paths.items() if getattr(now, part) != getattr(then, part)]
+    # As text, since NaN isn't equal to itself.
+    changed = [str(path) for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part))]
     if changed:
         raise ConfigError(
             f"{run.path} holds a run of {' and '.join(changed)} before a change; give this one another name, or "

@@ -179,7 +179,8 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
         if (first := ids.setdefault(id_, place)) != place:
             raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
     own = {*keys.values(), "id", "source", "target"}
-    fields = {name: value for name, value in row.items() if name not in own and value not in (None, "")}
+    given = {name: value for name, value in row.items() if name not in own and value not in (None, "")}
+    fields = {name: value for name, value in given.items() if not isinstance(value, bytes)}
     return Example(id_, source, target, fields)
 
 
@@ -264,9 +265,15 @@ def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_R
         raise MissingExtraError("pyarrow", "parquet") from error
     try:
         batches = ParquetFile(file).iter_batches()
-        yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
+        rows = (row for batch in batches for row in batch.to_pylist())
+        yield from enumerate(({name: _plain(value) for name, value in row.items()} for row in rows), start=1)
     except ArrowException as error:
         raise DataError(f"can't read {path}: {' '.join(str(error).split())}") from error
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON has it, where dates, decimal numbers and the like are text; bytes stay."""
+    return value if isinstance(value, bytes) else json.loads(json.dumps(value, default=str))
 
 
 def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: str) -> Iterator[_Row]:

@@ -137,10 +137,8 @@ def _verdict(report: EvaluationReport, gap: Gap | None) -> str:
             f"rcr is worth deploying, which takes {FEW_PROGRAMS} or more."
         )
     if gap is None or gap.metric != "exact_match":
-        return (
-            "Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can "
-            "(evaluation.answers: true)."
-        )
+        how = " (evaluation.answers: true)" if report.answers is None else ""
+        return f"Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can{how}."
     if gap.clear > 0:
         return "rcr is worth deploying."
     if gap.clear < 0:
