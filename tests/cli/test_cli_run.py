@@ -117,7 +117,7 @@ def test_a_run_of_files_that_have_changed_is_refused_and_bad_ones_clear_nothing(
 
     (here / "train.jsonl").write_text(text + row % ("v", "v"), encoding="utf-8")
     assert cli.main(command) == 2
-    assert "runs/demo holds a run of train.jsonl before a change; give this one another" in capsys.readouterr().err
+    assert "runs/demo holds a run on what train.jsonl held before; give this one another" in capsys.readouterr().err
     assert cli.main([*command, "--resume"]) == 0
     (here / "train.jsonl").write_text(text + "{", encoding="utf-8")
     assert cli.main([*command, "--overwrite"]) == 2

@@ -172,8 +172,8 @@ def _check_unchanged(run: Run) -> None:
     changed = [str(path) for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part))]
     if changed:
         raise ConfigError(
-            f"{run.path} holds a run of {' and '.join(changed)} before a change; give this one another name, or "
-            "--overwrite (--resume keeps to the examples as they were)"
+            f"{run.path} holds a run on what {' and '.join(changed)} held before; give this one another name, or "
+            "--overwrite (--resume keeps the run's own copy)"
         )
 
 
