@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -315,8 +316,13 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         if not isinstance(picker, Runnable):
             picker = RunnableLambda(picker.select_examples, picker.aselect_examples, type(picker).__name__)
         batches: dict[str, list[_Question]] = {}
+        twins: Counter[str] = Counter()
         for question in questions:
-            batches.setdefault(repr(question.options), []).append(question)
+            key = repr(question.options)
+            if question.parsed is not None:  # A question that is asked twice has a draft each: not in one batch.
+                key += f" {twins[question.query]}"
+                twins[question.query] += 1
+            batches.setdefault(key, []).append(question)
         going = []
         for batch in batches.values():
             drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}

@@ -128,6 +128,14 @@ def test_a_retriever_configured_by_the_call_takes_drafts(is_async):
     assert DRAFT in programs(answer.picks)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_question_asked_twice_has_a_draft_of_each(is_async):
+    drafts = [DRAFT, "SELECT name FROM city"]
+    chain = semantic_parsing_chain(Keeping(responses=[*drafts, *drafts]), retriever(k=1), "sql", drafts=1)
+    answers = asyncio.run(chain.abatch([QUESTION] * 2)) if is_async else chain.batch([QUESTION] * 2)
+    assert [programs(answer.picks) for answer in answers] == [[draft] for draft in drafts]
+
+
 def test_the_chain_asks_once_by_default():
     model = Keeping(responses=[DRAFT])
     assert semantic_parsing_chain(model, retriever(k=1), "sql").invoke(QUESTION).answers == (DRAFT,)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from langchain_rcr import ExamplePool, InputError, Item, PoolError
+from langchain_rcr.pool.examples import changed
 from langchain_rcr.pool.jsonl import read_jsonl, write_jsonl
 from langchain_rcr.programs import ProgramSpec
 
@@ -235,3 +236,20 @@ def test_a_field_that_json_cannot_hold_is_named_and_the_old_file_stays(tmp_path:
         write_jsonl(path, pool)
     assert [file.name for file in tmp_path.iterdir()] == ["pool.jsonl"]
     assert path.read_text("utf-8") == "old"
+
+
+@pytest.mark.parametrize(
+    ("value", "there", "differs"),
+    [
+        ((1, 2), [1, 2], False),
+        (1e23, int(1e23), False),
+        (2.0**53, 2**53, False),
+        (True, 1, True),
+        (1, 1.0, True),
+        (2**53 + 1, 2.0**53, True),
+        ("1", 1, True),
+    ],
+)
+def test_an_example_that_an_engine_holds_is_the_same_as_far_as_json_tells(value, there, differs):
+    pool = ExamplePool([ROWS[0] | {"extra": value}], ids=["a"])
+    assert changed(pool, {"a": ROWS[0] | {"extra": there}, "b": {}}) == [0] * differs
