@@ -8,10 +8,9 @@ import sys
 from datetime import UTC, datetime
 from typing import Any
 
+from langchain_rcr.basics.extras import library_versions
 from rcr_trainer.redaction import redact
 from rcr_trainer.settings import Settings
-
-from langchain_rcr.basics.extras import library_versions
 
 FORMAT_VERSION = 1
 """Of run.json."""

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from langchain_rcr.families import get_family
 from rcr_trainer.baselines import get_baseline
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.redaction import redact
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings
-
-from langchain_rcr.families import get_family
 
 _OPENS_MODELS = {"embed", "embed_tokens", "policy"}
 """Needs of baselines that open a model by name."""
