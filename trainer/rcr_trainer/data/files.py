@@ -273,7 +273,8 @@ def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_R
 
 def _plain(value: Any) -> Any:
     """A value as JSON has it, where dates, decimal numbers and the like are text; bytes stay."""
-    return value if isinstance(value, bytes) else json.loads(json.dumps(value, default=str))
+    known = value is None or isinstance(value, str | int | float | bytes)
+    return value if known else json.loads(json.dumps(value, default=str))
 
 
 def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: str) -> Iterator[_Row]:
