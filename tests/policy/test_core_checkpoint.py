@@ -15,8 +15,6 @@ from toys import reseal
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, get_family
-from langchain_rcr.families.linear import LinearEncoder
-from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.policy import checkpoint as policy
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -406,39 +404,6 @@ def test_fingerprints_tell_policies_apart(family, bert):
     assert len(set(found.values())) == len(found)
     model.config = model.config.model_copy(update={"tau": 9.0, "order": "picked"})
     assert model.fingerprint() == found["spec"]  # neither changes a vector
-
-
-# ---------------------------------------------------------------- building
-
-
-def test_encoders_that_do_not_fit_together_are_an_input_error():
-    vocabulary = NgramVocabulary.fit(ITEMS, 1)
-    narrow, wide = (LinearEncoder(None, vocabulary, ngram_init=1.0, dim=dim) for dim in (4, 5))
-    with pytest.raises(InputError, match="must agree on D: 4, 5, 4"):
-        TriEncoder(narrow, wide, narrow, get_family("lexical").settings())
-
-
-@pytest.mark.parametrize(
-    ("family", "options", "message"),
-    [
-        ("transformer", {}, "needs a model: set base"),
-        ("embeddings", {}, "needs a model"),
-        ("transformer", {"dim": 3}, "settings of the transformer family: dim"),
-        ("lexical", {"ngrams": 0}, "settings of the lexical family: ngrams"),
-        ("lexical", {"state": "saturating"}, "'saturating' contradicts model.family = 'lexical'"),
-        ("weather", {}, "unknown encoder family 'weather'"),
-    ],
-)
-def test_what_can_not_be_built_is_an_input_error(family, options, message):
-    with pytest.raises(InputError, match=message):
-        TriEncoder.build(family, ITEMS, **options)
-
-
-@pytest.mark.slow
-def test_building_is_deterministic(family, bert):
-    base = None if family == "lexical" else bert
-    one, two = (TriEncoder.build(family, ITEMS, base=base, seed=3) for _ in range(2))
-    assert one.fingerprint() == two.fingerprint()
 
 
 # ---------------------------------------------------------------- what is saved means the same in later versions
