@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import Any, Self, get_args
@@ -103,7 +104,8 @@ class PooledTransformer(nn.Module):
                 self.tokenizer: Any = _saved_tokenizer(Path(folder))
             else:
                 self.tokenizer = AutoTokenizer.from_pretrained(folder, **options)
-            self.model: Any = AutoModel.from_pretrained(folder, **options)
+            # transformers 5 would take the file's own type, and half precision is too coarse to train in.
+            self.model: Any = AutoModel.from_pretrained(folder, dtype=torch.float32, **options)
         limit = getattr(self.model.config, "max_position_embeddings", None) or max_length
         # The tokenizer's limit is smaller for models that reserve positions (RoBERTa: 2).
         self.max_length = int(min(max_length, limit, self.tokenizer.model_max_length))
@@ -176,11 +178,12 @@ class PooledTransformer(nn.Module):
 
     def _padded(self, tokens: Tokens) -> tuple[Tensor, Tensor]:
         """Ids and mask (N, T) on the model's device."""
-        longest = max([1, *map(len, tokens.ids)])
-        pad = self.tokenizer.pad_token_id or 0
-        ids = torch.tensor([sequence + [pad] * (longest - len(sequence)) for sequence in tokens.ids])
-        mask = torch.tensor([[1] * len(sequence) + [0] * (longest - len(sequence)) for sequence in tokens.ids])
-        return ids.to(self.model.device), mask.to(self.model.device)
+        lengths = np.array([len(sequence) for sequence in tokens.ids], dtype=np.int64)
+        mask = np.arange(max(1, lengths.max(initial=1))) < lengths[:, None]
+        ids = np.full(mask.shape, self.tokenizer.pad_token_id or 0, dtype=np.int64)
+        ids[mask] = np.fromiter(chain.from_iterable(tokens.ids), np.int64, lengths.sum())
+        there = [torch.from_numpy(array).to(self.model.device, non_blocking=True) for array in (ids, mask)]
+        return there[0], there[1].long()
 
     @torch.inference_mode()
     def read(self, texts: Sequence[str], batch_size: int = 64) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:

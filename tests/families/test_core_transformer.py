@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from tiny_bert import tiny_bert
 from toys import installed
 
@@ -93,6 +94,14 @@ def test_a_query_of_100_000_characters(encoder, text):
     began = time.perf_counter()
     assert np.isfinite(encoder.encode([Item(text)])).all()
     assert time.perf_counter() - began < 1
+
+
+def test_a_model_stored_in_half_precision_is_trained_in_single(bert, tmp_path):
+    half = TransformerEncoder(bert)
+    half.text.model.half()
+    half.text.save(tmp_path)
+    assert {tensor.dtype for tensor in load_file(tmp_path / "model.safetensors").values()} == {torch.float16}
+    assert {parameter.dtype for parameter in TransformerEncoder(str(tmp_path)).parameters()} == {torch.float32}
 
 
 def test_normalized_vectors(bert):

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data import Example, covr_split
+from rcr_trainer.data.held_out import own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training import losses
@@ -18,6 +19,7 @@ from training import train_sft as train
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -172,8 +174,9 @@ def _norms(monkeypatch):
     norms, step = [], Runner.step
 
     def spy(self, backward):
-        norms.append(step(self, backward))
-        return norms[-1]
+        norm = step(self, backward)
+        norms.append(float(norm))
+        return norm
 
     monkeypatch.setattr(Runner, "step", spy)
     return norms
@@ -201,6 +204,28 @@ def test_accumulated_batches_count_by_their_states(monkeypatch):
         changes = {"epochs": 1, "max_steps": 1, "batch_size": batch_size, "gradient_accumulation": accumulation}
         train(lexical(), SPLIT.train, SPLIT.train[:25], [], SPEC, FAST.model_copy(update=changes))  # 25, and 7+7+7+4
     assert norms[1] == pytest.approx(norms[0], rel=1e-5)
+
+
+def test_a_batch_encodes_each_text_once_and_no_pick_that_it_does_not_need(bert, monkeypatch):
+    encoded, forward = [], TransformerEncoder.forward
+
+    def spy(self, features):
+        encoded.append((self, [tuple(ids) for ids in features.ids]))
+        return forward(self, features)
+
+    monkeypatch.setattr(TransformerEncoder, "forward", spy)
+    model, pool = TriEncoder.build("transformer", [], base=bert), SPLIT.train
+    # One batch, in which every question comes k times and a few picks precede most of them.
+    config = SFTSettings(loss="infonce", epochs=1, batch_size=1000, on_policy=0.0, k=3, bm25_worst=0)
+    train(model, pool, pool, [], SPEC, config)
+    for part in (model.query, model.context, model.candidate):
+        texts = [ids for encoder, ids in encoded if encoder is part]
+        assert len(texts) == 1
+        assert len(set(texts[0])) == len(texts[0])
+    own = own_positions(pool, pool, SPEC, same_program=True)
+    sequences, gains = Supervision(pool, pool, SPEC, own).sequences(3)
+    needed = {pick for row, gained in zip(sequences, gains, strict=True) for pick in row[: np.sum(gained > 0) - 1]}
+    assert len(next(ids for encoder, ids in encoded if encoder is model.context)) == len(needed) < len(pool)
 
 
 @pytest.mark.slow

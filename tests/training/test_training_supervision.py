@@ -151,7 +151,7 @@ def questions(examples):
 
 
 def test_the_nearest_are_rank_bm25s(questions, training):
-    negatives = HardNegatives(training, questions, questions, top=8, worst=3)
+    negatives = HardNegatives(training, NOTHING_PICKED, questions, questions, top=8, worst=3)
     model = BM25Okapi([tokenize(question) for question in questions])
     for row, question in enumerate(questions):
         scores = model.get_scores(tokenize(question))
@@ -171,8 +171,8 @@ def slow_worst(negatives, training, query, picks, worst):
 
 @pytest.mark.slow
 def test_draws_are_the_worst_of_the_nearest(questions, training):
-    negatives = HardNegatives(training, questions, questions, top=12, worst=3)
     sequences = training.sequences(4)[0]
+    negatives = HardNegatives(training, sequences[:, :3], questions, questions, top=12, worst=3)
     queries, steps = np.arange(40), np.arange(40) % 4
     draws = np.stack([negatives.draw(queries, sequences[:, :3], steps, np.random.default_rng(n)) for n in range(30)])
     for row, step in zip(queries, steps, strict=True):
@@ -183,8 +183,8 @@ def test_draws_are_the_worst_of_the_nearest(questions, training):
 @pytest.mark.slow
 def test_a_draw_is_neither_picked_nor_forbidden(questions, training):
     # The picks are among the nearest here, and add nothing any more: taken for negatives, they would be all of them.
-    negatives = HardNegatives(training, questions, questions, top=39, worst=2)
-    picked = negatives.nearest[:, :3]
+    picked = HardNegatives(training, NOTHING_PICKED, questions, questions, top=3, worst=1).nearest
+    negatives = HardNegatives(training, picked, questions, questions, top=39, worst=2)
     queries, steps = np.arange(40), np.full(40, 3)
     for seed in range(5):
         drawn = negatives.draw(queries, picked, steps, np.random.default_rng(seed))
@@ -197,14 +197,16 @@ def test_more_negatives_asked_for_than_there_are():
     pool = [example(str(n), "f(x)" if n else "g(y)") for n in range(3)]
     training = build(pool, pool, SPEC, same_program=True)
     questions = [e.source for e in pool]
-    negatives = HardNegatives(training, questions, questions, top=50, worst=5)
+    picked = np.array([[1], [0], [1]])
+    negatives = HardNegatives(training, picked, questions, questions, top=50, worst=5)
     assert negatives.nearest.shape == (3, 3)
-    drawn = negatives.draw(np.arange(3), np.zeros((3, 0), dtype=np.int64), np.zeros(3, dtype=np.int64), RNG)
+    drawn = negatives.draw(np.arange(3), picked, np.zeros(3, dtype=np.int64), RNG)
     assert drawn[0] in (1, 2)
     assert drawn[1:].tolist() == [0, 0]
     # All but itself is picked: some candidate, which the loss masks.
-    drawn = negatives.draw(np.array([1]), np.array([[0]]), np.array([1]), RNG)
+    drawn = negatives.draw(np.array([1]), picked[1:2], np.array([1]), RNG)
     assert drawn[0] in (0, 1, 2)
 
 
 RNG = np.random.default_rng(0)
+NOTHING_PICKED = np.empty((40, 0), dtype=np.int64)

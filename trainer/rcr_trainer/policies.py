@@ -35,7 +35,7 @@ def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
         backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config), torch=True), known)
     items = [example.item for example in task.pool]
     model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
-    return model.to(device_of(config))
+    return _placed(model, config)
 
 
 def load_model(
@@ -49,7 +49,17 @@ def load_model(
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:
         model.backbone = RememberingBackbone(model.backbone, known)
-    return model.to(device_of(config))
+    return _placed(model, config)
+
+
+def _placed(model: TriEncoder, config: Settings) -> TriEncoder:
+    """The model on the run's device. A CUDA device then multiplies in TF32, of which a product keeps three digits."""
+    import torch
+
+    device = device_of(config)
+    if device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")
+    return model.to(device)
 
 
 def embeddings_of(config: Settings) -> Any:

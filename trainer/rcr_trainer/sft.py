@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.basics.items import readable
-from langchain_rcr.families.encoder import Features
+from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
@@ -101,8 +101,8 @@ class _SFT:
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
-            near = HardNegatives(self.supervision, *sources, top=config.bm25_top, worst=config.bm25_worst)
-            self.negatives = near.draw
+            picked, how = self.sequences[:, :-1], {"top": config.bm25_top, "worst": config.bm25_worst}
+            self.negatives = HardNegatives(self.supervision, picked, *sources, **how).draw
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
 
@@ -186,7 +186,7 @@ class _SFT:
     def learn(self, epoch: tuple[int, Iterator[Batch]]) -> Figures:
         """Take an optimiser step on every `accumulation` batches."""
         dropout, batches = epoch
-        losses: list[float] = []
+        losses: list[Tensor] = []
         self.model.train()
         with _seeded(dropout + self.processes.rank, self.device):
             while not self.runner.at_end and (group := list(islice(batches, self.accumulation))):
@@ -194,53 +194,57 @@ class _SFT:
                 self.runner.advance()
         self.pool_vectors = None
         done = float(self.runner.result.rounds + 1)
-        return {"epoch": done, "loss": float(np.mean(self.processes.sum(np.array(losses))))}
+        every = torch.stack(losses).double().cpu().numpy()  # once: a GPU waits for each number that is looked at
+        return {"epoch": done, "loss": float(np.mean(self.processes.sum(every)))}
 
-    def _step(self, group: Sequence[Batch]) -> float:
+    def _step(self, group: Sequence[Batch]) -> Tensor:
         """One optimiser step on the mean loss over some batches' states; returns this process's part of that loss."""
         processes = self.processes
         if self.loss.in_batch:
             share = [batch.rows(processes.part(len(batch.queries))) for batch in group]
         else:
             share = list(group[processes.rank :: processes.size])
-        targets = [self._targets(batch) for batch in share]
-        counts = [self._count(each) for each in targets]
+        targets, counts = zip(*map(self._targets, share), strict=True) if share else ((), ())
         total = max(1, int(processes.sum(np.array([sum(counts)]))[0]))
-        losses = []
+        losses = [torch.zeros((), device=self.device)]
 
         def backward() -> None:
             for batch, wanted, count in zip(share, targets, counts, strict=True):
                 losses.append(self._backward(batch, wanted, count / total))
 
         self.runner.step(backward)
-        return sum(losses, 0.0)
+        return torch.stack(losses).sum()
 
-    def _count(self, targets: Targets) -> int:
-        """How many states the loss of a batch is a mean over: all or, if listwise, those with something to gain."""
-        useful = (targets.gains * targets.allowed).amax(1).gt(0)
-        return len(useful) if self.loss.in_batch else int(useful.sum())
+    def _targets(self, batch: Batch) -> tuple[Targets, int]:
+        """What the batch's S states should learn of its C candidates, and how many states the loss is a mean over.
 
-    def _targets(self, batch: Batch) -> Targets:
-        """What the batch's S states should learn of its C candidates."""
-        gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
+        Those are all or, if listwise, the ones with something to gain.
+        """
         allowed = batch.allowed(self.supervision.forbidden, len(self.candidates))[batch.steps]
+        if self.loss.in_batch and not self.config.mask_equals:
+            gains = np.zeros(allowed.shape, dtype=np.float32)  # nothing looks at them
+        else:
+            gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
+        count = len(gains) if self.loss.in_batch else int((gains * allowed).any(axis=1).sum())
         positive = None if batch.positive is None else self._tensor(batch.positive[batch.steps])
         tensors = self._tensor(gains), self._tensor(allowed)
-        return Targets(*tensors, self.config.temperature, positive, self.config.mask_equals)
+        return Targets(*tensors, self.config.temperature, positive, self.config.mask_equals), count
 
-    def _backward(self, batch: Batch, targets: Targets, weight: float) -> float:
-        """Add the gradient of the weighted loss on a batch; returns that loss."""
+    def _backward(self, batch: Batch, targets: Targets, weight: float) -> Tensor:
+        """Add the gradient of the weighted loss on a batch; returns that loss, a scalar."""
         states = self._states(batch) if len(targets.gains) else None
         if self.loss.in_batch:
             parts = len(batch.candidates)
             candidates = self.processes.share(lambda part: self._encode(batch.candidates[part]), parts)
         else:
             candidates = self._encode(batch.candidates)
-        loss = 0.0 * candidates.sum()  # Without states, too, others' losses send gradients to what is encoded here.
+        loss: Tensor = (
+            0.0 * candidates.sum()
+        )  # Without states, too, others' losses send gradients to what is encoded here.
         if states is not None:
             loss = weight * self.loss.function(states @ candidates.T, targets)
         torch.autograd.backward(loss)
-        return float(loss.item())
+        return loss.detach()
 
     def _encode(self, candidates: IntArray) -> Tensor:
         """E_c (C, D) of candidates, with gradients."""
@@ -251,15 +255,24 @@ class _SFT:
 
     def _states(self, batch: Batch) -> Tensor:
         """State vectors (S, D) of those prefixes of the batch's sequences that take part (Eq. 4)."""
-        start = self.model.state().start(self.model.query(self.query_features.select(batch.queries)))
-        contexts = torch.zeros(0, self.model.dim, device=self.device)
-        if batch.picked.size:
-            contexts = self.model.context(self.contexts.select(batch.picked.ravel()))
-        every = states(start, contexts.view(*batch.picked.shape, self.model.dim))
-        return every[self._tensor(batch.steps)]
+        start = self.model.state().start(self._once(self.model.query, self.query_features, batch.queries))
+        shape, before = batch.picked.shape, np.flatnonzero(batch.before)
+        contexts = torch.zeros(batch.picked.size, self.model.dim, device=self.device)
+        if len(before):
+            vectors = self._once(self.model.context, self.contexts, batch.picked.ravel()[before])
+            contexts = contexts.index_copy(0, self._tensor(before), vectors)
+        every = states(start, contexts.view(*shape, self.model.dim))
+        row, step = map(self._tensor, batch.steps.nonzero())
+        return every[row, step]
+
+    def _once(self, encoder: Encoder, features: Features, rows: IntArray) -> Tensor:
+        """Vectors (n, D) of rows (n,), which may repeat: of Algorithm 1's picks, say, a few are most queries' first."""
+        different, at = np.unique(rows, return_inverse=True)
+        vectors: Tensor = encoder(features.select(different))
+        return vectors[self._tensor(at)]
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device)
+        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     # ------------------------------------------------------------------ development
 

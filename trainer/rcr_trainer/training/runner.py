@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from langchain_rcr.basics.progress import bar
 from langchain_rcr.errors import CheckpointError
@@ -98,8 +98,17 @@ class Runner:
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
         rates = rates or {}
-        groups = [{"params": [each], "rate": rates.get(name, config.lr)} for name, each in parameters.items()]
-        self.optimizer = torch.optim.AdamW(groups, lr=config.lr, weight_decay=config.weight_decay)
+        # Parameters of one rate in one group, since a step goes through a group at once.
+        groups: dict[float, list[nn.Parameter]] = {}
+        for name, each in parameters.items():
+            groups.setdefault(rates.get(name, config.lr), []).append(each)
+        self.optimizer = torch.optim.AdamW(
+            [{"params": each, "rate": rate} for rate, each in groups.items()],
+            lr=config.lr,
+            weight_decay=config.weight_decay,
+            fused=True if all(each.is_cuda for each in self.parameters) else None,
+        )
+        self._norms: list[Tensor] = []
         self.state = TrainingState(parameters, self.optimizer, Result(stage, job.processes.size))
 
     @property
@@ -146,6 +155,7 @@ class Runner:
                 with self._saved_on_error():
                     material = collect(self.result.rounds)
                 figures = learn(material)
+                self._check_norms()
                 self.result.rounds += 1
                 self.result.pending = figures
                 self._finish_round(evaluate)
@@ -154,26 +164,31 @@ class Runner:
         self.job.model.eval()
         return self.result
 
-    def step(self, backward: Callable[[], None]) -> float:
+    def step(self, backward: Callable[[], None]) -> Tensor:
         """One optimiser step, on the gradient that `backward` adds to the parameters', summed over processes.
 
         Returns:
-            The norm of the gradient before it is clipped.
-
-        Raises:
-            ConfigError: it is not finite.
+            The norm of the gradient before it is clipped, a scalar.
         """
         self.optimizer.zero_grad(set_to_none=True)
         backward()
         self.processes.sum_gradients(self.parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
-        if not math.isfinite(norm):
-            where = f"{self.result.stage}.lr = {self.config.lr:g}"
-            raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf)
+        self._norms.append(norm)
         for group in self.optimizer.param_groups:
             group["lr"] = group["rate"] * self._decay
         self.optimizer.step()
         return norm
+
+    def _check_norms(self) -> None:
+        """Raise a `ConfigError` if a gradient of the round was not finite.
+
+        Not after each step: a GPU would wait for the CPU's next batch.
+        """
+        norms, self._norms = self._norms, []
+        if norms and not torch.stack(norms).isfinite().all():
+            where = f"{self.result.stage}.lr = {self.config.lr:g}"
+            raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
 
     def advance(self) -> None:
         """Count a step, on which the learning rate depends."""
@@ -192,7 +207,8 @@ class Runner:
             result.since_best += 1
             if score > result.best_score or math.isnan(result.best_score):  # NaN never beats a number
                 result.best_round, result.best_score, result.since_best = result.rounds, score, 0
-                self.state.keep_best()
+                if not math.isnan(score):  # else the last weights are kept
+                    self.state.keep_best()
             result.history.append(figures)
         result.pending = None
         if self.job.log is not None:

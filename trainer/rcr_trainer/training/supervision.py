@@ -102,41 +102,56 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
 class HardNegatives:
     """BM25-hard negatives (section 3.1): near by wording, far by coverage.
 
-    H (`top`) candidates are nearest by BM25; B of these (`worst`) add least in the state at hand.
+    H (`top`) candidates are nearest by BM25; B of these (`worst`) add least in the state at hand. Those of every state
+    are found once, for all epochs.
+
+    Args:
+        supervision: of Q queries and N candidates.
+        picked: (Q, T) the picks of each query; its state t has the first t of them.
+        queries: the questions.
+        pool: those of the candidates.
+        top: H.
+        worst: B.
     """
 
     def __init__(
-        self, supervision: Supervision, queries: Sequence[str], pool: Sequence[str], *, top: int, worst: int
+        self,
+        supervision: Supervision,
+        picked: IntArray,
+        queries: Sequence[str],
+        pool: Sequence[str],
+        *,
+        top: int,
+        worst: int,
     ) -> None:
-        self.worst, self._supervision, forbidden = worst, supervision, supervision.forbidden
-        scorer = BM25Scorer(pool)
-        top = min(top, len(pool))
-        self.nearest = np.empty((len(queries), top), dtype=np.int64)
+        scorer, forbidden = BM25Scorer(pool), supervision.forbidden
+        count, top, states = len(queries), min(top, len(pool)), picked.shape[1] + 1
+        worst = min(worst, top)
+        self.nearest = np.empty((count, top), dtype=np.int64)
         """(Q, H) positions, nearest first; where fewer than H are allowed, the forbidden ones come last."""
-        for block in row_blocks(len(queries), len(pool)):
+        self._worst, self._found = np.empty((count, states, worst), np.int64), np.empty((count, states), np.int64)
+        for block in row_blocks(count, states * len(pool)):
             scores = scorer.scores(queries[block])
             for row, barred in enumerate(forbidden[block]):
                 scores[row, barred] = -np.inf
-            self.nearest[block] = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+            nearest = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+            # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
+            earlier = np.arange(states - 1) < np.arange(states)[:, None]
+            gone = (nearest[:, None, :, None] == picked[block, None, None, :]) & earlier[:, None]
+            open_ = np.isfinite(np.take_along_axis(scores, nearest, axis=1))[:, None] & ~gone.any(axis=3)
+            gains = supervision.gains(np.arange(count)[block], picked[block])
+            near = np.where(open_, np.take_along_axis(gains, nearest[:, None], axis=2), np.inf)
+            least = np.argsort(near, axis=2, kind="stable")[..., :worst]
+            self.nearest[block], self._worst[block] = nearest, np.take_along_axis(nearest[:, None], least, axis=2)
+            self._found[block] = open_.sum(axis=2).clip(1, worst)
 
     def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """A hard negative (B,) for each state: a query (B,) after so many (B,) of its picks (B, T).
+        """A hard negative (B,) for each state: a query (B,) after so many (B,) of its picks.
 
         If none of the H may be picked, one that may not be.
         """
-        out = np.empty(len(queries), dtype=np.int64)
-        for row, query in enumerate(queries):
-            picks = picked[row, : steps[row]]
-            nearest = self.nearest[query]
-            # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
-            near = nearest[~np.isin(nearest, np.concatenate([self._supervision.forbidden[query], picks]))]
-            if not len(near):
-                out[row] = nearest[0]
-                continue
-            gains = self._supervision.gains(queries[row : row + 1], picks[None], near)[0, -1]
-            worst = near[np.argsort(gains, kind="stable")[: self.worst]]
-            out[row] = worst[rng.integers(len(worst))]
-        return out
+        drawn: IntArray = self._worst[queries, steps, rng.integers(self._found[queries, steps])]
+        return drawn
 
 
 # ---------------------------------------------------------------- batches
@@ -162,6 +177,12 @@ class Batch:
     candidates: IntArray
     steps: NDArray[np.bool_]
     positive: IntArray | None = None
+
+    @property
+    def before(self) -> NDArray[np.bool_]:
+        """(B, k−1) bool; which picks come before a state that takes part."""
+        later: NDArray[np.bool_] = np.logical_or.accumulate(self.steps[:, ::-1], axis=1)[:, ::-1]
+        return later[:, 1:]
 
     def rows(self, part: slice) -> Batch:
         """Some of the sequences, all of the candidates."""
