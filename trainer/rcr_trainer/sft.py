@@ -101,8 +101,8 @@ class _SFT:
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
-            picked, how = self.sequences[:, :-1], {"top": config.bm25_top, "worst": config.bm25_worst}
-            self.negatives = HardNegatives(self.supervision, picked, *sources, **how).draw
+            picked, top, worst = self.sequences[:, :-1], config.bm25_top, config.bm25_worst
+            self.negatives = HardNegatives(self.supervision, picked, *sources, top=top, worst=worst).draw
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
 
