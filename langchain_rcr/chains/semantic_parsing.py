@@ -163,9 +163,8 @@ def _check(llm: object, retriever: object, retries: int, drafts: int) -> None:
     """Refuse arguments that are of the wrong kind or out of range."""
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
-    for name, number in (("retries", retries), ("drafts", drafts)):
-        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-            raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
+    check_count("retries", retries)
+    check_count("drafts", drafts)
     if drafts:  # before any call is paid for
         inner = innermost(retriever)
         if not isinstance(inner, SequentialCompositionalRetriever):
@@ -173,6 +172,12 @@ def _check(llm: object, retriever: object, retries: int, drafts: int) -> None:
         inner.store.encoder.check_drafts()
     if not isinstance(llm, Runnable) and not callable(llm):
         raise InputError(f"llm must be a model or another runnable, not {type(llm).__name__}")
+
+
+def check_count(name: str, number: object) -> None:
+    """Raise an `InputError` unless a number of that name is whole and not below 0."""
+    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+        raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
 
 
 class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):

@@ -13,7 +13,7 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_rcr.chains.few_shot import prompt_for
-from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic_parsing_chain
+from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, check_count, semantic_parsing_chain
 from langchain_rcr.databases.database import is_postgresql, open_database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.schema import schema_text
@@ -68,6 +68,7 @@ def text_to_sql_chain(
         InputError: the database can't be opened, or as `semantic_parsing_chain`.
         MissingExtraError: PostgreSQL without psycopg.
     """
+    check_count("repairs", repairs)
     name, language = ("PostgreSQL", "sql:postgres") if is_postgresql(database) else ("SQLite", "sql:sqlite")
     if prompt is None:
         trained = prompt_for(llm, retriever, "sql", "sql_chat")

@@ -113,6 +113,11 @@ def test_the_database_may_be_a_path(rivers: str, selector) -> None:
     assert chain.invoke("how many rivers are there").result == [(2,)]
 
 
+def test_repairs_are_a_whole_number(rivers: str, selector) -> None:
+    with pytest.raises(InputError, match="repairs must be a whole number from 0 on, not -1"):
+        text_to_sql_chain(FakeListLLM(responses=["SELECT 1"]), selector, rivers, repairs=-1)
+
+
 async def test_many_questions_together_and_awaited(rivers: str, selector) -> None:
     chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, rivers)
     answers = await chain.abatch(["how many rivers are there", "count the rivers"])

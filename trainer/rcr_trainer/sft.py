@@ -238,9 +238,8 @@ class _SFT:
             candidates = self.processes.share(lambda part: self._encode(batch.candidates[part]), parts)
         else:
             candidates = self._encode(batch.candidates)
-        loss: Tensor = (
-            0.0 * candidates.sum()
-        )  # Without states, too, others' losses send gradients to what is encoded here.
+        # Without states, too, others' losses send gradients to what is encoded here.
+        loss: Tensor = 0.0 * candidates.sum()
         if states is not None:
             loss = weight * self.loss.function(states @ candidates.T, targets)
         torch.autograd.backward(loss)

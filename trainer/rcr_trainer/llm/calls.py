@@ -155,7 +155,8 @@ class Calls:
             if outcome.kind == "stop":
                 raise outcome.error
             if attempt == self._settings.attempts:
-                raise LLMError(f"{outcome.error}, in {attempt} attempts; answers so far are kept, so resume later")
+                times = "attempt" if attempt == 1 else "attempts"
+                raise LLMError(f"{outcome.error}, in {attempt} {times}; answers so far are kept, so resume later")
             await self._back_off(outcome, attempt)
 
     async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
