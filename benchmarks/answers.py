@@ -4,8 +4,9 @@
 
 Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
 `SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
-`random:k=16`, or a checkpoint, `rcr:run=runs/mine/checkpoint`, with as many picks as it was trained for. `rcr:drafts=1`
-picks again with the structures of the first answer, as the chain does (`semantic_parsing_chain`), and is asked again.
+`random:k=16`, changes that a race may make, `rcr:cost=0.2,label=3`, or a checkpoint, `rcr:run=runs/mine/checkpoint`,
+with as many picks as it was trained for. `rcr:drafts=1` picks again with the structures of the first answer, as the
+chain does (`semantic_parsing_chain`), and is asked again.
 Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
 `MODEL=local:FOLDER` is one that transformers loads (covr-parser).
 Probabilities are of the gold program and the line break behind it, from servers that tell them
@@ -140,6 +141,7 @@ class Picker:
     def _ours(
         self, asked: Sequence[Any], k: int | None, given: Mapping[str, str | None], drafts: Sequence[str | None] | None
     ) -> tuple[np.ndarray, str]:
+        from langchain_rcr.families import get_family
         from langchain_rcr.index.memory import MatrixTable
         from langchain_rcr.policy.selection import greedy
         from langchain_rcr.policy.triencoder import TriEncoder
@@ -149,7 +151,10 @@ class Picker:
             if "run" in given:
                 model = TriEncoder.from_pretrained(str(given["run"]))
             else:
-                model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **given)
+                named = get_family("structure").Settings.model_fields.keys()
+                settings = {name: value for name, value in given.items() if name in named}
+                model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **settings)
+                model.vary({name: float(str(given[name])) for name in given.keys() - named})
             self._fitted[key] = model, MatrixTable(model.encode_pool(items))
         model, index = self._fitted[key]
         vectors = model.encode_queries([each.source for each in asked], drafts, [each.home for each in asked])
@@ -314,14 +319,59 @@ def summary(results: Mapping[str, Any], ours: str) -> str:
     return "\n".join(lines)
 
 
-def main() -> int:
-    """Run the benchmark from the command line."""
+def halved(results: Mapping[str, Any], ours: str, times: int, seed: int = 0) -> str:
+    """For each model what choosing among its rows of our settings gains, on questions that didn't choose.
+
+    The programs of each data set are split at random, so many times. On one half a measure chooses a row for each set,
+    and one for all of them; on the other half these rows are compared with ours.
+    """
+    import numpy as np
+    from rcr_trainer.evaluation.table import gap_text
+
+    random, lines = np.random.default_rng(seed), []
+    for model in dict.fromkeys(model for models in results.values() for model in models) if times else ():
+        found = [models[model] for models in results.values() if model in models]
+        rows = [row for row in found[0]["rows"] if row == ours or row.startswith(f"{ours}:")]
+        taken = [
+            m
+            for m in MEASURES
+            if all(values_of(each["rows"].get(r, {}), m) is not None for each in found for r in rows)
+        ]
+        values = {m: [np.array([values_of(each["rows"][row], m) for row in rows]) for each in found] for m in taken}
+        for chooser in taken:
+            gains: dict[tuple[str, str], list[float]] = {}
+            for _ in range(times):
+                here = []
+                for each in found:
+                    _, program = np.unique(each["programs"], return_inverse=True)
+                    here.append(random.permutation(program.max() + 1)[program] % 2 == 0)
+                known = [
+                    np.nanmean(scores[:, half], axis=1) for scores, half in zip(values[chooser], here, strict=True)
+                ]
+                for kind, best in (("each", np.argmax(known, 1)), ("all", [np.mean(known, 0).argmax()] * len(found))):
+                    for m in taken:
+                        new = [np.nanmean(v[:, ~half], axis=1) for v, half in zip(values[m], here, strict=True)]
+                        gain = np.mean([mean[at] - mean[rows.index(ours)] for mean, at in zip(new, best, strict=True)])
+                        gains.setdefault((kind, m), []).append(float(gain))
+            for (kind, m), drawn in gains.items():
+                low, high = np.quantile(drawn, [0.025, 0.975])
+                text = gap_text(float(np.mean(drawn)), (float(low), float(high)))
+                which = "one for each data set" if kind == "each" else "one for all"
+                lines.append(f"- {model}, {len(rows)} rows, {which} by {MEASURES[chooser][0]}: {MEASURES[m][0]} {text}")
+    return "\n".join(lines)
+
+
+def _arguments() -> argparse.Namespace:
+    """What the command line says."""
     flags = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     flags.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with geoquery/, text2sql/")
     flags.add_argument("--model", nargs="+", default=[], metavar="NAME=WHERE", help="URL/v1[/MODEL], or local:FOLDER")
     flags.add_argument("--sets", nargs="+", default=SETS, help=f"data sets (default {' '.join(SETS)})")
     flags.add_argument("--rows", nargs="+", default=ROWS, help=f"selectors (default {' '.join(ROWS)})")
     flags.add_argument("--ours", default="rcr", help="the row that the others are compared with (default rcr)")
+    flags.add_argument(
+        "--halves", type=int, default=0, metavar="TIMES", help="also say what choosing among rows of ours gains"
+    )
     flags.add_argument("--part", choices=PARTS, default="test", help="which questions (default test)")
     flags.add_argument("--questions", type=int, help="evenly spread; default: all")
     flags.add_argument("--measure", choices=("answers", "scores", "both"), default="both")
@@ -335,6 +385,12 @@ def main() -> int:
         model for model in arguments.model if not re.fullmatch(r"[^=]+=(local:.+|https?://.+/v1(/.+)?)", model)
     ]:
         flags.error(f"--model {wrong[0]}: NAME=http://HOST:PORT/v1, /MODEL behind it if need be, or NAME=local:FOLDER")
+    return arguments
+
+
+def main() -> int:
+    """Run the benchmark from the command line."""
+    arguments = _arguments()
     limit_threads(arguments.threads)
     from rcr_trainer.data.examples import read_json_file
     from rcr_trainer.tasks import divide, load_split, open_language_model
@@ -367,12 +423,12 @@ def main() -> int:
                         found = measured(llm, task, config, asked, picks, arguments.measure, drafts)
                         cells["rows"].setdefault(row, {}).update(found)
                         write_json(arguments.out, results)
-                        means = {m: sum(filter(None, v)) / len(v) for m, v in found.items()}
-                        print(key, label, row, {m: round(v, 3) for m, v in means.items()}, file=sys.stderr, flush=True)
+                        means = {m: round(sum(filter(None, v)) / len(v), 3) for m, v in found.items()}
+                        print(key, label, row, means, file=sys.stderr, flush=True)
     except RCRError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(markdown(results, arguments.ours))
+    print(markdown(results, arguments.ours), halved(results, arguments.ours, arguments.halves), sep="\n")
     return 0
 
 

@@ -72,6 +72,7 @@ def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
     assert [row[::-1] for row in last] == first
     assert show("rcr:k=2", asked) == [row[2:] for row in last]
     assert show("rcr:fade=1,lam=0.5", asked) != last
+    assert show("rcr:cost=0.9", asked) != last
     with pytest.raises(InputError, match="fading"):
         show("rcr:fading=1", asked)
     never, once = show("rcr:fade=null", asked), show("rcr:fade=1", asked)
@@ -168,6 +169,32 @@ def test_tables_by_hand(answers):
         "- m, exact match, %, mean of 2 data sets: rcr 37.5, the best plain selector of each 62.5: -25.0 "
         "(-50.0 to +0.0); least -100.0 (two)" in table
     )
+
+
+def test_what_a_choice_on_half_of_the_programs_gains_on_the_other_half(answers):
+    """Of eight programs each, `rcr:a` helps every question of one set by 1, and `rcr:b` of the other by 0.5."""
+
+    def cells(**rows):
+        return {
+            "m": {"programs": [*"aabcdefgh"], "rows": {name: {"exact": [value] * 9} for name, value in rows.items()}}
+        }
+
+    results = {
+        "one": cells(**{"rcr": 0, "rcr:a": 1, "rcr:b": 0, "dense": 5}),
+        "two": cells(**{"rcr": 0.5, "rcr:a": 0, "rcr:b": 1, "dense": 5}),
+    }
+    said = answers.halved(results, "rcr", 3)
+    assert said.splitlines() == [
+        "- m, 3 rows, one for each data set by exact match, %: exact match, % +75.0 (+75.0 to +75.0)",
+        "- m, 3 rows, one for all by exact match, %: exact match, % +25.0 (+25.0 to +25.0)",
+    ]
+    # One row's gain is all in one program, which no half can choose by and be judged by.
+    results = {
+        "one": {"m": {"programs": [*"abcd"], "rows": {"rcr": {"exact": [0] * 4}, "rcr:a": {"exact": [3, -1, -1, -1]}}}}
+    }
+    gain = float(answers.halved(results, "rcr", 50).split("exact match, % ")[1].split(" ")[0])
+    assert gain <= -50
+    assert answers.halved(results, "rcr", 0) == ""
 
 
 def test_models_are_told_apart_in_the_file_of_answers(answers):

@@ -97,6 +97,7 @@ class StructureFamily(Family):
         {"cost": 0.05},
         {"cost": 0.2},
         {"length_penalty": 0.5},
+        {"fade": 1.0},
         {"label": 3.0},
         {"label": 20.0},
         {"fade": None},
