@@ -69,8 +69,8 @@ class Winner(NamedTuple):
 def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     """Change the policy into the variant whose greedy picks win, if its family has any and the reward reads answers.
 
-    If exact match is the reward and the model tells probabilities, that of the gold program takes its place: its mean
-    is exact match without the noise.
+    If exact match is the reward and the model tells probabilities, that of the gold program takes its place: it has
+    much less noise.
     """
     model, changes = job.model, [*job.model.family.changes_to(job.model.encoders)]
     if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
