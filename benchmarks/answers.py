@@ -141,6 +141,7 @@ class Picker:
     def _ours(
         self, asked: Sequence[Any], k: int | None, given: Mapping[str, str | None], drafts: Sequence[str | None] | None
     ) -> tuple[np.ndarray, str]:
+        from langchain_rcr.errors import InputError
         from langchain_rcr.families import get_family
         from langchain_rcr.index.memory import MatrixTable
         from langchain_rcr.policy.selection import greedy
@@ -151,10 +152,14 @@ class Picker:
             if "run" in given:
                 model = TriEncoder.from_pretrained(str(given["run"]))
             else:
-                named = get_family("structure").Settings.model_fields.keys()
-                settings = {name: value for name, value in given.items() if name in named}
+                family = get_family("structure")
+                changes = {name for change in family.changes for name in change} - family.Settings.model_fields.keys()
+                settings = {name: value for name, value in given.items() if name not in changes}
                 model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **settings)
-                model.vary({name: float(str(given[name])) for name in given.keys() - named})
+                try:
+                    model.vary({name: float(str(given[name])) for name in given.keys() & changes})
+                except ValueError as error:
+                    raise InputError(f"--rows rcr: {error}") from None
             self._fitted[key] = model, MatrixTable(model.encode_pool(items))
         model, index = self._fitted[key]
         vectors = model.encode_queries([each.source for each in asked], drafts, [each.home for each in asked])

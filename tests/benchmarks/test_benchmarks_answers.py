@@ -75,6 +75,8 @@ def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
     assert show("rcr:cost=0.9", asked) != last
     with pytest.raises(InputError, match="fading"):
         show("rcr:fading=1", asked)
+    with pytest.raises(InputError, match="could not convert string to float: 'much'"):
+        show("rcr:cost=much", asked)
     never, once = show("rcr:fade=null", asked), show("rcr:fade=1", asked)
     assert never != once
 

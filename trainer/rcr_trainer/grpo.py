@@ -205,7 +205,7 @@ class _GRPO:
 
         norm = self.runner.step(lambda: self.actor.backward(rollout.rows, rollout.drawn, loss))
         sums = self.processes.sum(np.array(list(figures.values())))
-        return {**dict(zip(figures, sums.tolist(), strict=True)), "grad_norm": float(norm)}
+        return {**dict(zip(figures, sums.tolist(), strict=True)), "grad_norm": norm}
 
     # ------------------------------------------------------------------ development
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from langchain_rcr.basics.progress import bar
 from langchain_rcr.errors import CheckpointError
@@ -108,7 +108,6 @@ class Runner:
             weight_decay=config.weight_decay,
             fused=True if all(each.is_cuda for each in self.parameters) else None,
         )
-        self._norms: list[Tensor] = []
         self.state = TrainingState(parameters, self.optimizer, Result(stage, job.processes.size))
 
     @property
@@ -155,7 +154,6 @@ class Runner:
                 with self._saved_on_error():
                     material = collect(self.result.rounds)
                 figures = learn(material)
-                self._check_norms()
                 self.result.rounds += 1
                 self.result.pending = figures
                 self._finish_round(evaluate)
@@ -164,31 +162,26 @@ class Runner:
         self.job.model.eval()
         return self.result
 
-    def step(self, backward: Callable[[], None]) -> Tensor:
+    def step(self, backward: Callable[[], None]) -> float:
         """One optimiser step, on the gradient that `backward` adds to the parameters', summed over processes.
 
         Returns:
-            The norm of the gradient before it is clipped, a scalar.
+            The norm of the gradient before it is clipped.
+
+        Raises:
+            ConfigError: it is not finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
         backward()
         self.processes.sum_gradients(self.parameters)
-        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf)
-        self._norms.append(norm)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
+        if not math.isfinite(norm):
+            where = f"{self.result.stage}.lr = {self.config.lr:g}"
+            raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
         for group in self.optimizer.param_groups:
             group["lr"] = group["rate"] * self._decay
         self.optimizer.step()
         return norm
-
-    def _check_norms(self) -> None:
-        """Raise a `ConfigError` if a gradient of the round was not finite.
-
-        Not after each step: a GPU would wait for the CPU's next batch.
-        """
-        norms, self._norms = self._norms, []
-        if norms and not torch.stack(norms).isfinite().all():
-            where = f"{self.result.stage}.lr = {self.config.lr:g}"
-            raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
 
     def advance(self) -> None:
         """Count a step, on which the learning rate depends."""
