@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Unpack
 
 import numpy as np
@@ -277,7 +278,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
             found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
             ordered = [self._ordered(picks) for picks in found]
-            return [Selection(picks, self._documents(picks) if seen else []) for picks in ordered]
+            shown = iter(self._documents([pick for picks in ordered for pick in picks]) if seen else ())
+            return [Selection(picks, [*islice(shown, len(picks))]) for picks in ordered]
 
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         about = self._get_ls_params(**overrides)
@@ -416,8 +418,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         texts = self.store.schema.texts([pick.example for pick in picks])
         return [
             Document(
+                text,
                 id=pick.id,
-                page_content=text,
                 metadata={
                     **pick.example,
                     "step": pick.step,

@@ -173,10 +173,10 @@ def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
         top = some.max(axis=1)
         shift = np.where(np.isfinite(top), top, np.float32(0.0))
         some -= shift[:, None]
-        some /= np.float32(tau)
+        some *= np.float32(1 / tau)
         np.exp(some, out=some)
         with np.errstate(divide="ignore"):
-            total[rows] = np.log(some.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
+            total[rows] = np.log(some.sum(axis=1)) + shift.astype(np.float64) / tau
     return total
 
 
