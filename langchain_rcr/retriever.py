@@ -182,7 +182,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         if field not in input_variables:
             names = ", ".join(map(repr, input_variables))
             raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
-        return {"of_variables": _value_of(field, input_variables[field])}
+        return {"of_variables": {field: _value_of(field, input_variables[field])}}
 
     # ------------------------------------------------------------------ the retriever
 
@@ -368,7 +368,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
         within: Any = _OPEN,
-        of_variables: Any = _OPEN,
+        of_variables: Mapping[str, Any] | None = None,
         **strange: Any,
     ) -> tuple[Options, Filter | None]:
         for name in strange:
@@ -378,13 +378,15 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width, explore=self.explore)
         where, group, home = joined(self.filter, filter), self.picks_within, ""
-        for value in (within, of_variables):
+        prefer = self.store.encoder.prefer
+        # By name: where the group is configured, it may be another than that of the retriever that the chain knows.
+        for value in (within, (of_variables or {}).get(group or prefer or "", _OPEN)):
             if value is _OPEN:
                 continue
             if group:
                 where = all_of(where, Compare(group, "eq", _value_of(group, value)))
-            elif self.store.encoder.prefer:
-                home = str(_value_of(self.store.encoder.prefer, value))
+            elif prefer:
+                home = str(_value_of(prefer, value))
             else:
                 raise InputError("within: the value of which field? Set the retriever's group")
         if group and not pins(where, group):

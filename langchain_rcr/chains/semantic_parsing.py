@@ -309,8 +309,10 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             question.options = options
             ours = innermost(self.retriever)
             # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
-            if isinstance(ours, SequentialCompositionalRetriever) and ours.picks_within in question.variables:
-                question.options = {**options, **ours.options_for(question.variables)}
+            if isinstance(ours, SequentialCompositionalRetriever):
+                group = ours.picks_within
+                told = ours.options_for(question.variables) if not group or group in question.variables else {}
+                question.options = {**options, **told}
         except InputError as error:
             question.error = error
         return question

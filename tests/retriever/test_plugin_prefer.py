@@ -1,8 +1,10 @@
 """Examples of the question's own database are preferred, not demanded."""
 
 import pytest
+from langchain_core.language_models import FakeListLLM
+from langchain_core.runnables import ConfigurableField
 
-from langchain_rcr import SequentialCompositionalRetriever
+from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain
 from langchain_rcr.errors import InputError
 
 NOUNS = ("river", "city", "state", "lake", "road", "hill")
@@ -63,6 +65,23 @@ def test_others_are_picked_where_they_show_more(retriever):
     picked = store.select_examples({"question": "how many boats are there", "db_id": "south"})
     assert picked[-1] == ONLY_NORTH  # next to the question, first to be picked
     assert "south" in homes(picked)
+
+
+def test_a_chain_prefers_the_database_of_each_question(retriever):
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), retriever, "sql")
+    asked = [{"question": "how many rivers are there", "db_id": db} for db in ("north", "south")]
+    for answer, given in zip([*chain.batch(asked), chain.invoke(asked[0])], [*asked, asked[0]], strict=True):
+        assert homes(each.metadata for each in answer.picks) == [given["db_id"]] * 3
+    assert chain.invoke(asked[0]["question"]).picks == tuple(retriever.invoke(asked[0]["question"]))
+
+
+def test_the_preferred_value_is_not_taken_for_that_of_a_configured_group(retriever):
+    flexible = retriever.configurable_fields(group=ConfigurableField(id="group"))
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), flexible, "sql")
+    asked = {"question": "how many rivers are there", "db_id": "north"}
+    assert homes(each.metadata for each in chain.invoke(asked).picks) == ["north"] * 3
+    with pytest.raises(InputError, match="examples are picked within one 'tenant'"):
+        chain.invoke(asked, {"configurable": {"group": "tenant"}})
 
 
 def test_it_is_saved_and_outlives_a_refit(retriever, tmp_path):
