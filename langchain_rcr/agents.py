@@ -56,8 +56,8 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
             stay the same for a whole conversation.
         source_key: the key of an example's question; None: the retriever's own, "source" for other selectors.
         target_key: the key of its program; None: the retriever's own, "target" for other selectors.
-        result_key: the key of what its tool gave: a text, or one for each call. Where an example has none, the tool
-            message says that the call was right.
+        result_key: the key of what its tool gave, or of a list with what each call gave: a text, or else written as
+            JSON. Where an example has none, or null, the tool message says that the call was right.
 
     Raises:
         InputError: the selector is not an example selector, or the question has several keys, none of which was named.
@@ -110,13 +110,20 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         ]
         if not calls:
             return [HumanMessage(question), AIMessage(program)]
-        given = example.get(self.result_key, _NO_RESULT)
-        results = [given] * len(calls) if isinstance(given, str) else given
+        given = example.get(self.result_key)
+        results = given if isinstance(given, list | tuple) else [given] * len(calls)
         if len(results) != len(calls):
             raise InputError(f"an example has {len(calls)} calls and {len(results)} results: {program:.80}")
         both = zip(results, calls, strict=True)
-        told = [ToolMessage(result, tool_call_id=call["id"], name=call["name"]) for result, call in both]
+        told = [ToolMessage(_told(result), tool_call_id=call["id"], name=call["name"]) for result, call in both]
         return [HumanMessage(question), AIMessage("", tool_calls=calls), *told]
+
+
+def _told(result: Any) -> str:
+    """What a tool gave as LangChain's agents tell their model of it."""
+    if result is None:
+        return _NO_RESULT
+    return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
 def last_question(messages: Sequence[AnyMessage]) -> str:

@@ -160,6 +160,22 @@ def test_several_calls_have_a_result_each() -> None:
         _messages(bad, "both")
 
 
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [
+        (None, "You have correctly called this tool."),
+        ({"doors": ["é"]}, '{"doors": ["é"]}'),
+        (3, "3"),
+        ([{"doors": 1}], '{"doors": 1}'),
+        ([None], "You have correctly called this tool."),
+    ],
+)
+def test_what_a_tool_gave_may_be_anything(result: Any, told: str) -> None:
+    rows = [{"source": "open the door", "target": _call("open", what="door"), "result": result}]
+    retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, dim=8), rows, k=1)
+    assert _messages(retriever)[2].content == told
+
+
 def test_without_a_question_there_are_no_examples(retriever: SequentialCompositionalRetriever) -> None:
     assert _messages(retriever, " ") == [HumanMessage(" ")]
     assert _messages(retriever, variables=lambda _: None) == [HumanMessage("open the door")]
