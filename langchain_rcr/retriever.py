@@ -356,6 +356,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         params["ls_retriever_name"] = "sequential_compositional"
         params["ls_vector_store_provider"] = type(self.store.index).__name__
         params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family.name}"
+        params["ls_embedding_model"] = self.store.fingerprint  # by which `OutcomeRecorder` knows its own runs
         return params
 
     # ------------------------------------------------------------------ helpers

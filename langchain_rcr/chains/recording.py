@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
@@ -19,9 +19,9 @@ _ASKED = 100
 class OutcomeRecorder(BaseCallbackHandler):
     """Writes what each run of a chain picked, and what came of it, to the retriever's `log`.
 
-    For `chain.invoke(question, {"callbacks": [recorder]})`, with any chain that has the retriever in it. The outermost
-    run ends the question; its id is the log's `run`. A run that fails isn't recorded. Where a question was picked for
-    twice, as with drafts, the last picks count.
+    For `chain.invoke(question, {"callbacks": [recorder]})`, with any chain or tool that has the retriever in it. The
+    outermost run ends the question; its id is the log's `run`. A run that fails isn't recorded, nor are the picks of
+    other retrievers. Where a question was picked for twice, as with drafts, the last picks count.
 
     Args:
         retriever: ours, with a `log`.
@@ -46,14 +46,24 @@ class OutcomeRecorder(BaseCallbackHandler):
         self._root[run_id] = run_id if parent_run_id is None else self._root.get(parent_run_id, run_id)
 
     def on_retriever_start(
-        self, serialized: Any, query: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+        self,
+        serialized: Any,
+        query: str,
+        *,
+        run_id: UUID,
+        parent_run_id: UUID | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        **kwargs: Any,
     ) -> None:
         """A question is asked."""
-        self.on_chain_start(None, None, run_id=run_id, parent_run_id=parent_run_id)
-        self._asked[run_id] = query
+        if (metadata or {}).get("ls_embedding_model") == self._retriever.store.fingerprint:
+            self.on_chain_start(None, None, run_id=run_id, parent_run_id=parent_run_id)
+            self._asked[run_id] = query
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
         """It has its picks."""
+        if run_id not in self._asked:  # another retriever's
+            return
         root, question = self._root.pop(run_id), self._asked.pop(run_id)
         self._picked.setdefault(root, {})[question] = documents
         if root == run_id:  # a retriever without a chain
@@ -73,6 +83,20 @@ class OutcomeRecorder(BaseCallbackHandler):
         """A run has failed."""
         self._root.pop(run_id, None)
         self._picked.pop(run_id, None)
+
+    def on_tool_start(
+        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """A tool, which may have the retriever in it, is a run as others."""
+        self.on_chain_start(None, None, run_id=run_id, parent_run_id=parent_run_id)
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has its output."""
+        self.on_chain_end(output, run_id=run_id)
+
+    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has failed."""
+        self.on_chain_error(error, run_id=run_id)
 
     def _write(self, root: UUID, outcome: float | None) -> None:
         for question, documents in self._picked.pop(root, {}).items():

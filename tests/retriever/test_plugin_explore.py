@@ -9,8 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from langchain_core.documents import Document
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListLLM
+from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.langchain import LangChainTracer, wait_for_all_tracers
+from langchain_core.vectorstores import InMemoryVectorStore
 from langsmith import Client
 from langsmith.utils import get_env_var
 from langsmith_server import LangSmithServer
@@ -152,6 +156,25 @@ async def test_a_recorder_writes_each_question_of_a_chain_once(
     assert Counter(each.text for each in read) == Counter(["how many cats", "how many dogs", "how many red cats"])
     assert sorted(each.outcome for each in read if each.outcome is not None) == [0.0, 1.0, 1.0]
     assert len({each.run for each in read}) == 3
+
+
+async def test_a_recorder_knows_its_retriever_among_others_and_in_a_tool(encoder: TriEncoder, tmp_path: Path) -> None:
+    """As a chain with documents beside the examples, tools picked for the same question, or an agent has them."""
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    retriever = make(encoder, explore=0.5, log=log)
+    tools = SequentialCompositionalRetriever.from_encoder(lexical(EXAMPLES, dim=8), EXAMPLES, k=1)
+    documents = InMemoryVectorStore.from_texts(["cats"], DeterministicFakeEmbedding(size=4)).as_retriever()
+    beside = RunnableParallel(examples=retriever, tools=tools, documents=documents)
+    within = create_retriever_tool(retriever, "examples", "Finds examples.")
+    for number, chain in enumerate((beside, RunnableLambda(lambda query: {"query": query}) | within)):
+        question = f"how many cats {number}"
+        config = {"callbacks": [OutcomeRecorder(retriever, lambda output: float(len(output) > 0))]}
+        await chain.ainvoke(question, config) if number else chain.invoke(question, config)
+    within.invoke({"query": "how many cats 2"}, config)
+    read = list(log.read())
+    assert [(each.text, each.outcome, len(each.picks)) for each in read] == [
+        (f"how many cats {number}", 1.0, 4) for number in range(3)
+    ]
 
 
 def test_a_prompt_in_front_of_a_model_is_a_chain_too_and_feedback_comes_by_run(
