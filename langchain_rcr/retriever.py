@@ -273,13 +273,14 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         Documents and probabilities are left out where neither the caller wants `documents` nor callbacks see them.
         """
 
-        async def pick(valid: Sequence[str], traced: bool) -> list[Selection]:
+        async def pick(valid: Sequence[str], traced: bool) -> list[Selection | InputError]:
             seen, drafted = documents or traced, [(drafts or {}).get(query) for query in valid]
             select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
             found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
-            ordered = [self._ordered(picks) for picks in found]
-            shown = iter(self._documents([pick for picks in ordered for pick in picks]) if seen else ())
-            return [Selection(picks, [*islice(shown, len(picks))]) for picks in ordered]
+            enough = [self._ordered(picks) for picks in found if not isinstance(picks, InputError)]
+            shown = iter(self._documents([pick for picks in enough for pick in picks]) if seen else ())
+            made = iter([Selection(picks, [*islice(shown, len(picks))]) for picks in enough])
+            return [picks if isinstance(picks, InputError) else next(made) for picks in found]
 
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         about = self._get_ls_params(**overrides)
@@ -414,7 +415,9 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         )
         return options, where
 
-    def _ordered(self, picks: list[Pick]) -> list[Pick]:
+    def _ordered(self, picks: list[Pick] | InputError) -> list[Pick]:
+        if isinstance(picks, InputError):
+            raise picks
         return arranged(picks, self.order or self.store.encoder.config.order)
 
     def _documents(self, picks: list[Pick]) -> list[Document]:

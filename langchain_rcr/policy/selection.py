@@ -43,7 +43,7 @@ class Options:
 
     Args:
         k: picks a query.
-        k_min: fewer picks than this are an error (`ExampleStore` raises it).
+        k_min: fewer picks than this are an error (`Served` says so).
         beam_width: sequences kept for each query; 1: greedy decoding (section 3.2).
         tau: τ of π = softmax(logits / τ).
         probabilities: find out π of every pick, over what is left at its step; beams do anyway.

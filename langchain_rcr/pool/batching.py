@@ -28,7 +28,7 @@ async def batched(
     queries: Sequence[str],
     config: RunnableConfig | list[RunnableConfig] | None,
     manager: type[CallbackManager | AsyncCallbackManager],
-    pick: Callable[[Sequence[str], bool], Awaitable[list[Selection]]],
+    pick: Callable[[Sequence[str], bool], Awaitable[list[Selection | InputError]]],
     about: Mapping[str, Any],
     return_exceptions: bool,
 ) -> list[Any]:
@@ -39,7 +39,7 @@ async def batched(
         queries: the questions.
         config: for all, or for each.
         manager: of callbacks that are sync, and then nothing here waits, or async.
-        pick: what the valid questions get, in their order; and whether callbacks see it.
+        pick: what the valid questions get, in their order, an error among others; and whether callbacks see it.
         about: for traces.
         return_exceptions: put exceptions into the list in place of raising the first.
 

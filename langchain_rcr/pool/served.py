@@ -57,7 +57,7 @@ class Served:
         options: Options,
         where: Filter | None = None,
         drafts: Sequence[str | None] | None = None,
-    ) -> list[list[Pick]]:
+    ) -> list[list[Pick] | InputError]:
         """Pick examples for questions, each in the light of those before it; all questions go through together.
 
         Args:
@@ -68,11 +68,12 @@ class Served:
 
         Returns:
             For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
-            or `options` ends a sequence early; none for a question of less than `options.min_relevance`.
+            or `options` ends a sequence early; none for a question of less than `options.min_relevance`. An error in
+            their place where they are fewer than `options.k_min`, since other questions may have enough.
 
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
-                encoder's family can't use any; there are fewer picks than `options.k_min`.
+                encoder's family can't use any.
             EngineError: the engine can't be reached.
         """
         return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
@@ -83,7 +84,7 @@ class Served:
         options: Options,
         where: Filter | None = None,
         drafts: Sequence[str | None] | None = None,
-    ) -> list[list[Pick]]:
+    ) -> list[list[Pick] | InputError]:
         """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
         judged = await asyncio.to_thread(self._queries, queries, drafts, options)
         return await self.engine.arun(self._selection(*judged, options, where))
@@ -135,7 +136,7 @@ class Served:
 
     async def _selection(
         self, vectors: FloatArray, relevant: BoolArray, options: Options, where: Filter | None
-    ) -> list[list[Pick]]:
+    ) -> list[list[Pick] | InputError]:
         if not relevant.all():
             found = iter(await self._selection(vectors[relevant], relevant[relevant], options, where))
             return [next(found) if each else [] for each in relevant]
@@ -148,12 +149,14 @@ class Served:
                 options = replace(options, k=reader.size)
             picks = await select(vectors, state, options, reader)
             chosen = picks.examples
-        fewest = min(map(len, chosen))
-        if fewest < options.k_min:
-            raise InputError(f"k_min = {options.k_min}, but only {fewest} examples can be picked")
         known = options.scored or options.explore
         each = zip(chosen, picks.logits.tolist(), picks.probabilities.tolist(), strict=True)
-        return [_picks(rows, logits, chances if known else [None] * len(rows)) for rows, logits, chances in each]
+        return [
+            _picks(rows, logits, chances if known else [None] * len(rows))
+            if len(rows) >= options.k_min
+            else InputError(f"k_min = {options.k_min}, but only {len(rows)} examples can be picked")
+            for rows, logits, chances in each
+        ]
 
 
 def _picks(rows: Sequence[Row], logits: Sequence[float], chances: Sequence[float | None]) -> list[Pick]:

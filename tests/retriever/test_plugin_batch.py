@@ -99,6 +99,26 @@ def test_a_bad_question_costs_the_others_nothing(retriever: SequentialCompositio
     assert [len(one) for one in retriever.batch(QUERIES, k=9)] == [4] * len(QUERIES)
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+def test_too_few_picks_for_one_question_cost_the_others_nothing(encoder: TriEncoder, is_async: bool) -> None:
+    """The budget has room for a long example or for two short ones."""
+    rows = [{"source": f"cats {'very ' * 8}", "target": "count(cats)"}, *EXAMPLES[1:]]
+    limits = {"k_min": 2, "max_tokens": 16, "tokenizer": lambda text: len(text.split())}
+    strict = SequentialCompositionalRetriever.from_encoder(encoder, rows, k=2, **limits)
+    asked = ["cats very very", "dogs"]
+    if is_async:
+        few, enough = asyncio.run(strict.abatch(asked, return_exceptions=True))
+    else:
+        few, enough = strict.batch(asked, return_exceptions=True)
+    assert isinstance(few, InputError)
+    assert str(few) == "k_min = 2, but only 1 examples can be picked"
+    assert len(enough) == 2
+    with pytest.raises(InputError, match="k_min = 2"):
+        strict.batch(asked)
+    with pytest.raises(InputError, match="k_min = 2"):
+        strict.select_examples({"source": asked[0]})
+
+
 class Tracer(BaseTracer):
     def __init__(self) -> None:
         super().__init__()
