@@ -274,7 +274,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         """
 
         async def pick(valid: Sequence[str], traced: bool) -> list[Selection | InputError]:
-            seen, drafted = documents or traced, [(drafts or {}).get(query) for query in valid]
+            seen, drafted = documents or traced, [_draft_of(query, None, drafts) for query in valid]
             select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
             found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
             enough = [self._ordered(picks) for picks in found if not isinstance(picks, InputError)]
@@ -454,4 +454,6 @@ def _value_of(group: str, value: Any) -> Any:
 
 
 def _draft_of(query: str, draft: str | None, drafts: Mapping[str, str] | None) -> str | None:
+    if drafts is not None and not isinstance(drafts, Mapping):
+        raise InputError(f"drafts must map questions to drafts of their programs, not {type(drafts).__name__}")
     return drafts.get(query) if drafts and draft is None else draft

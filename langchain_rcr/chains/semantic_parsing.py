@@ -127,6 +127,10 @@ def semantic_parsing_chain(
     if query_key is None and len(variables) == 1:
         query_key = variables[0]
     keys = prompt_keys(innermost(retriever), source_key, target_key, query_key)
+    hidden = {"step", "logit", "probability"}.intersection(keys[:2])
+    if hidden and isinstance(innermost(retriever), SequentialCompositionalRetriever):
+        name = hidden.pop()
+        raise InputError(f"a chain can't show the field {name!r} of an example, which the pick's own hides: rename it")
     labels, describe = APPENDIX_D.labels, None
     if prompt is None or isinstance(prompt, Prompt):
         picked, names = PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
@@ -356,7 +360,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         for key in (self.query_key, *self._input_keys()):
             if not isinstance(variables.get(key), str):
                 has = ", ".join(repr(name) for name in variables) or "nothing"
-                raise InputError(f"the input must have a string under {key!r}: it has {has}")
+                said = f", not {type(variables[key]).__name__}" if key in variables else f": it has {has}"
+                raise InputError(f"the input must have a string under {key!r}{said}")
         return dict(variables)
 
     def _input_keys(self) -> list[str]:

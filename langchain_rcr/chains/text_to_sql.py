@@ -69,6 +69,7 @@ def text_to_sql_chain(
         MissingExtraError: PostgreSQL without psycopg.
     """
     check_count("repairs", repairs)
+    check_count("samples", samples)
     name, language = ("PostgreSQL", "sql:postgres") if is_postgresql(database) else ("SQLite", "sql:sqlite")
     if prompt is None:
         trained = prompt_for(llm, retriever, "sql", "sql_chat")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import secrets
@@ -69,7 +70,7 @@ class Database:
         patience_s: seconds that a query waits before it is refused because of those that the server still computes.
 
     Raises:
-        InputError: it can't be opened, or `max_processes` is less than 1.
+        InputError: it can't be opened, or a limit is none.
         MissingExtraError: PostgreSQL without psycopg.
     """
 
@@ -85,8 +86,8 @@ class Database:
         patience_s: float = 0.0,
     ) -> None:
         place, postgres = address_of(database)
-        if max_processes < 1:
-            raise InputError(f"max_processes must be at least 1, not {max_processes}")
+        counts = {"max_rows": max_rows, "max_bytes": max_bytes, "max_memory": max_memory}
+        check_limits(timeout_s=timeout_s, max_processes=max_processes, **counts)
         if postgres and find_spec("psycopg") is None:
             raise MissingExtraError("psycopg", "pgvector")
         shown = _PASSWORD.sub(r"\1\2***", place)
@@ -314,6 +315,15 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
+def check_limits(*, timeout_s: object = 1.0, **counts: object) -> None:
+    """Raise an `InputError` unless the time is a positive number and all other limits are whole numbers from 1 on."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise InputError(f"timeout_s must be a positive number of seconds, not {timeout_s!r:.80}")
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+            raise InputError(f"{name} must be a whole number from 1 on, not {count!r:.80}")
+
+
 def address_of(database: str | Path) -> tuple[str, bool]:
     """What to open, and whether it is PostgreSQL.
 
@@ -325,6 +335,8 @@ def address_of(database: str | Path) -> tuple[str, bool]:
         InputError: it is of another kind, or in memory, where another process can't read it.
     """
     text = str(database)
+    if not text.strip():
+        raise InputError("the database is blank: give postgresql://… or a SQLite file")
     scheme = re.match(r"(?i)\s*([a-z][\w.:-]*)(\+\w+)?://", text)
     if isinstance(database, Path) or not scheme:
         return text, not isinstance(database, Path) and _CONNINFO.match(text) is not None

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.databases.database import Database, address_of
+from langchain_rcr.databases.database import Database, address_of, check_limits
 from langchain_rcr.errors import InputError
 
 LAYOUT = "{db_id}/{db_id}.sqlite"
@@ -41,15 +41,14 @@ class Databases:
         **limits: of each, as `Database` takes them.
 
     Raises:
-        InputError: a template that isn't one, or PostgreSQL; `max_databases` less than 1.
+        InputError: a template that isn't one, or PostgreSQL; a limit that is none.
     """
 
     def __init__(self, where: str | Path, *, max_databases: int = 8, **limits: Any) -> None:
         place, postgres = address_of(where)
         if postgres:
             raise InputError("a template or a folder names SQLite files; of PostgreSQL give one database")
-        if max_databases < 1:
-            raise InputError(f"max_databases must be at least 1, not {max_databases}")
+        check_limits(max_databases=max_databases, **limits)
         self._template = f"{_escaped(place)}/{LAYOUT}" if Path(place).is_dir() else place
         self.names = _names(self._template)
         self._limits = {**limits, "max_processes": 1}

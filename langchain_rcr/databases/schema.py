@@ -44,6 +44,8 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
         InputError: it can't be opened, or its schema is too large or takes too long to read.
         MissingExtraError: PostgreSQL without psycopg.
     """
+    if not isinstance(samples, int) or samples < 0:
+        raise InputError(f"samples must be a whole number from 0 on, not {samples!r}")
     postgres = is_postgresql(database)
     with open_database(database) as execute:
         try:

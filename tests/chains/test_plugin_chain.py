@@ -225,11 +225,21 @@ def test_wrong_arguments_are_named(
         semantic_parsing_chain(given.pop("llm"), given.pop("retriever"), given.pop("parser"), **given)
 
 
+@pytest.mark.parametrize("key", ["step", "logit", "probability"])
+def test_a_chain_shows_no_number_of_the_pick_in_place_of_its_program(key: str) -> None:
+    rows = [{"source": row["source"], key: row["target"]} for row in ROWS]
+    encoder = lexical(rows, dim=16, keys=("source", key))
+    ours = SequentialCompositionalRetriever.from_encoder(encoder, rows, target_key=key, k=2)
+    assert ROWS[0]["target"] in few_shot_prompt(ours).format(source=QUESTIONS[0])
+    with pytest.raises(InputError, match=f"a chain can't show the field '{key}' of an example"):
+        semantic_parsing_chain(fake(GOOD), ours, "sql")
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"question": "x"}, "the input must have a string under 'source': it has 'question'"),
-        ({"source": 3}, "the input must have a string under 'source'"),
+        ({"source": 3}, "the input must have a string under 'source', not int"),
         (3, "the input must be a question or a mapping with 'source', not int"),
         ("  ", "the query is blank"),
     ],

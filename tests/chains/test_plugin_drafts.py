@@ -78,6 +78,8 @@ def test_a_draft_that_does_not_parse_changes_nothing():
 def test_a_draft_must_be_text():
     with pytest.raises(InputError, match="a draft must be a program as a string, not int"):
         retriever().invoke(QUESTION, draft=3)
+    with pytest.raises(InputError, match="drafts must map questions to drafts of their programs, not list"):
+        retriever().batch([QUESTION], drafts=["f(x)"])
 
 
 def test_a_family_without_structures_says_so():

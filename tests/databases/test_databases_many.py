@@ -69,7 +69,7 @@ def test_what_is_wrong_is_said_in_a_line(folder):
             Databases(template)
     with pytest.raises(InputError, match="of PostgreSQL give one"):
         Databases("postgresql://host/{db_id}")
-    with pytest.raises(InputError, match="max_databases must be at least 1, not 0"):
+    with pytest.raises(InputError, match="max_databases must be a whole number from 1 on, not 0"):
         Databases(folder, max_databases=0)
 
 

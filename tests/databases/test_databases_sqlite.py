@@ -15,6 +15,8 @@ from rcr_trainer.rewards import ProgramError
 
 from langchain_rcr.databases import worker as query_worker
 from langchain_rcr.databases.database import Database, open_database
+from langchain_rcr.databases.many import Databases
+from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.errors import InputError
 
 
@@ -264,8 +266,29 @@ def test_no_more_queries_run_at_a_time_than_may(database, monkeypatch):
         assert list(threads.map(run, ["SELECT 1"] * 48)) == [[]] * 48
         assert len(set(begun)) <= 2
         assert len(run._idle) <= 2
-    with pytest.raises(InputError, match="max_processes must be at least 1, not 0"):
+    with pytest.raises(InputError, match="max_processes must be a whole number from 1 on, not 0"):
         Database(database, max_processes=0)
+
+
+@pytest.mark.parametrize(
+    "limits",
+    [{"timeout_s": value} for value in (0, -1.0, "5", None, float("inf"), float("nan"))]
+    + [{"max_rows": value} for value in (0, 1.5, None)],
+)
+def test_what_is_no_limit_is_refused(database, limits):
+    ((name, value),) = limits.items()
+    with pytest.raises(InputError, match=f"^{name} must be a .*, not {value!r}$"):
+        Database(database, **limits)
+    with pytest.raises(InputError, match=f"^{name} must be"):
+        Databases("{db_id}.sqlite", **limits)
+    with pytest.raises(InputError, match="samples must be a whole number from 0 on"):
+        schema_text(database, samples=-1)
+
+
+@pytest.mark.parametrize("database", ["", " "])
+def test_a_blank_database_is_not_the_working_folder(database):
+    with pytest.raises(InputError, match="the database is blank"):
+        Databases(database)
 
 
 def test_a_program_that_never_ends_is_stopped(database):
