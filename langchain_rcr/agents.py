@@ -82,16 +82,22 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelCallResult[Any]:
         """Call the model with the picks before the conversation."""
-        asked = self.variables(request)
-        return handler(self._with(request, self.selector.select_examples(dict(asked)) if asked else []))
+        asked = self._asked(request)
+        return handler(self._with(request, self.selector.select_examples(asked) if asked else []))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelCallResult[Any]:
         """`wrap_model_call`, awaited."""
-        asked = self.variables(request)
-        examples = await self.selector.aselect_examples(dict(asked)) if asked else []
+        asked = self._asked(request)
+        examples = await self.selector.aselect_examples(asked) if asked else []
         return await handler(self._with(request, examples))
+
+    def _asked(self, request: ModelRequest[Any]) -> dict[str, Any]:
+        asked = self.variables(request) or {}
+        if not isinstance(asked, Mapping):
+            raise InputError(f"variables must give a mapping of names to values, not {type(asked).__name__}")
+        return dict(asked)
 
     def _last_question(self, request: ModelRequest[Any]) -> dict[str, str]:
         question = last_question(request.messages)
@@ -161,6 +167,8 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         super().__init__()
         if retriever.store.encoder.spec.language != SETS.language:
             raise InputError(f"the retriever's programs are {retriever.store.encoder.spec.language!r}, no tools' names")
+        if isinstance(always_include, str):
+            raise InputError(f"always_include must be a sequence of names, not one: [{always_include!r}]")
         self.retriever, self.always_include = retriever, frozenset(always_include)
         self.question = question or (lambda request: last_question(request.messages))
 
@@ -264,11 +272,20 @@ def _names(picks: Sequence[Document]) -> list[str]:
 
 def _tools(tools: Sequence[BaseTool] | Mapping[str, str]) -> list[dict[str, str]]:
     """Tools as examples: the description is the question, the set of the tool alone the program."""
-    about = tools if isinstance(tools, Mapping) else {tool.name: tool.description for tool in tools}
+    about = tools if isinstance(tools, Mapping) else dict(map(_described, tools))
+    for name, text in about.items():
+        if not (name and isinstance(name, str) and isinstance(text, str)):
+            raise InputError(f"tools: not a name with a description: {name!r:.80}, {text!r:.80}")
     return [
         {"source": f"{name.replace('_', ' ')}: {text}", "target": json.dumps([name]), "name": name}
         for name, text in about.items()
     ]
+
+
+def _described(tool: Any) -> tuple[str, str]:
+    if not isinstance(tool, BaseTool):
+        raise InputError(f"tools must be LangChain tools, or a mapping of names to descriptions, not {tool!r:.80}")
+    return tool.name, tool.description
 
 
 def _taught(number: int, pair: Any) -> Item:

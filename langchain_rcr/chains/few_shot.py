@@ -130,7 +130,7 @@ def few_shot_prompt(
         InputError: the selector is not an example selector, a key can't be the name of a template variable, the
             question has several keys, none of which was named, or the prompt is one of chat messages.
     """
-    prompt = prompt or prompt_of(selector) or APPENDIX_D
+    prompt = _written(prompt, selector) or APPENDIX_D
     if prompt.form != "text":
         raise InputError(f"the prompt '{prompt.name}' consists of chat messages: use chat_few_shot_prompt")
     if prefix is not None:
@@ -165,7 +165,7 @@ def chat_few_shot_prompt(
     Raises:
         InputError: as `few_shot_prompt`.
     """
-    prompt = prompt or prompt_of(selector) or Prompt(name="chat")
+    prompt = _written(prompt, selector) or Prompt(name="chat")
     keys = prompt_keys(selector, source_key, target_key, query_key)
     system = prompt.system if system is None else system
     if prompt.form == "text":
@@ -187,6 +187,12 @@ def chat_few_shot_prompt(
 def prompt_of(selector: object) -> Prompt | None:
     """The prompt that a retriever's checkpoint was trained with."""
     return selector.store.encoder.prompt if isinstance(selector, SequentialCompositionalRetriever) else None
+
+
+def _written(prompt: Prompt | None, selector: object) -> Prompt | None:
+    if prompt is not None and not isinstance(prompt, Prompt):
+        raise InputError(f"prompt must be a Prompt, such as Prompt(name='chat'), not {type(prompt).__name__}")
+    return prompt or prompt_of(selector)
 
 
 def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "") -> FewShotPrompt:

@@ -186,3 +186,5 @@ def test_bad_arguments_are_named(retriever: SequentialCompositionalRetriever) ->
         FewShotMiddleware("retriever")  # type: ignore[arg-type]
     with pytest.raises(InputError, match="shows 'sorce' of each example"):
         _messages(retriever, source_key="sorce", variables=lambda _: {"sorce": "open"})
+    with pytest.raises(InputError, match="variables must give a mapping of names to values, not str"):
+        _messages(retriever, variables=lambda _: "open the door")

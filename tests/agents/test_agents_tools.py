@@ -18,6 +18,7 @@ from openai_server import OpenAIServer
 from toys import lexical
 
 from langchain_rcr import ComposedToolSelector, InputError, Item, SequentialCompositionalRetriever
+from langchain_rcr.agents import last_question
 
 EMBEDDINGS = DeterministicFakeEmbedding(size=8)
 WANTS = {
@@ -205,3 +206,19 @@ def test_with_few_pairs_descriptions_decide() -> None:
 def test_a_pair_that_is_none_is_named(pair: Any) -> None:
     with pytest.raises(InputError, match="pair 30 is not a request with a list"):
         ComposedToolSelector.from_pairs([*PAIRS[:30], pair], ABOUT, embeddings=EMBEDDINGS)
+
+
+@pytest.mark.parametrize(
+    ("tools", "message"),
+    [
+        (["weather"], "tools must be LangChain tools, or a mapping of names to descriptions, not 'weather'"),
+        ([last_question], "tools must be LangChain tools, .* not <function last_question"),
+        ({"weather": None}, "tools: not a name with a description: 'weather', None"),
+        ({"": "The weather"}, "tools: not a name with a description: '', 'The weather'"),
+    ],
+)
+def test_a_tool_that_is_none_is_named(tools: Any, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        ComposedToolSelector.from_pairs(PAIRS[:30], tools, embeddings=EMBEDDINGS)
+    with pytest.raises(InputError, match="always_include must be a sequence of names, not one"):
+        ComposedToolSelector.from_pairs(PAIRS[:30], ABOUT, embeddings=EMBEDDINGS, always_include="weather")

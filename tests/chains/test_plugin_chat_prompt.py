@@ -22,7 +22,7 @@ from run_tree import RunTree
 from toys import lexical
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever
-from langchain_rcr.chains.few_shot import FewShotMessages, chat_few_shot_prompt
+from langchain_rcr.chains.few_shot import FewShotMessages, chat_few_shot_prompt, few_shot_prompt
 
 ROWS = [
     {
@@ -136,6 +136,12 @@ async def test_a_wrong_key_is_named(retriever: SequentialCompositionalRetriever)
         chat_few_shot_prompt({})  # type: ignore[arg-type]
     with pytest.raises(InputError, match="'a-b' can't be the name of a template variable"):
         chat_few_shot_prompt(retriever, query_key="a-b")
+
+
+@pytest.mark.parametrize("make", [few_shot_prompt, chat_few_shot_prompt])
+def test_a_prompt_by_its_name_is_refused_in_a_line(retriever: SequentialCompositionalRetriever, make: Any) -> None:
+    with pytest.raises(InputError, match="prompt must be a Prompt, such as Prompt.name='chat'., not str"):
+        make(retriever, prompt="chat")
 
 
 def test_it_can_be_printed_which_langchains_cannot(
