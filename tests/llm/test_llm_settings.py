@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -58,11 +59,25 @@ def test_models_that_cannot_be_opened(settings: dict[str, Any], complaint: str) 
         ({"stop": ["a", ""]}, "at least 1 character"),
         ({"budget_calls": -1}, "greater than or equal to 0"),
         ({"budget_money": 1.0}, "needs llm.price_prompt"),
+        ({"extra_body": {"since": date(2024, 1, 1)}}, "what JSON holds"),
+        ({"extra_body": {"top": [{"p": float("nan")}]}}, "what JSON holds"),
+        *(
+            ({"max_tokens": 7, "extra_body": body}, f"leave out {next(iter(body))}: ")
+            for body in (
+                *({"max_tokens": most} for most in (8, -1, "7")),
+                *({"max_completion_tokens": 8}, {"n": 2}, {"best_of": 2}, {"stream": True}),
+            )
+        ),
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         LLMSettings(**settings)
+
+
+def test_a_body_may_say_again_that_a_call_is_for_one_answer() -> None:
+    body = {"max_tokens": None, "max_completion_tokens": 7, "n": 1, "best_of": 1, "stream": False}
+    assert LLMSettings(max_tokens=7, extra_body=body).extra_body == body
 
 
 @pytest.mark.slow

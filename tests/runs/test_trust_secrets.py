@@ -23,7 +23,13 @@ NAMED = {
     **{"Ocp-Apim-Subscription-Key": "capital-key", "sharedKeys": ["camel-key"]},
 }
 HARMLESS = {
-    **{"max_tokens": "256", "maxOutputTokens": "256", "tokenizer": "bert", "keys": "all", "monkey": "rhesus"},
+    **{
+        "limits": {"max_tokens": "256"},
+        "maxOutputTokens": "256",
+        "tokenizer": "bert",
+        "keys": "all",
+        "monkey": "rhesus",
+    },
     **{"source_key": "question", "target_key": "program", "author": "me", "design": "plain"},
 }
 EXTRA = {

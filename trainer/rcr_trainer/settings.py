@@ -204,7 +204,7 @@ class Settings(Section, use_attribute_docstrings=True):
     """Run folder; null: runs/NAME."""
     seed: int = Field(0, ge=0)
     """Seed of everything drawn at random."""
-    threads: int | None = Field(None, ge=1)
+    threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; null: torch's choice. Too many slow a run several-fold."""
     device: str = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -12,6 +13,9 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from langchain_rcr.basics.section import Section, contradiction
+
+_ONE_ANSWER = ("max_tokens", "max_completion_tokens", "n", "best_of", "stream")
+"""Parameters of a server that ask for longer answers, more of them or parts of one."""
 
 
 class LLMSettings(Section, use_attribute_docstrings=True):
@@ -86,6 +90,14 @@ class LLMSettings(Section, use_attribute_docstrings=True):
                 return address
         raise PydanticCustomError("address", "Input should be an address such as http://localhost:8000/v1")
 
+    @field_validator("extra_body")
+    @classmethod
+    def _is_json(cls, body: dict[str, Any]) -> dict[str, Any]:
+        with suppress(TypeError, ValueError):
+            json.dumps(body, allow_nan=False)
+            return body
+        raise PydanticCustomError("json", "Input should be what JSON holds (dates in quotes, finite numbers)")
+
     @field_validator("api_key_env")
     @classmethod
     def _is_a_variable(cls, name: str) -> str:
@@ -101,6 +113,11 @@ class LLMSettings(Section, use_attribute_docstrings=True):
             raise contradiction("llm.base_url", self.base_url, "llm.kind", "local", "set kind: completion")
         if (self.price_prompt is None) != (self.price_completion is None):
             raise ValueError("llm.price_prompt and llm.price_completion: give both or neither")
+        for name in _ONE_ANSWER:
+            value, most = self.extra_body.get(name), self.max_tokens if "tokens" in name else name != "stream"
+            if value is not None and not (isinstance(value, int) and 0 <= value <= most):
+                advice = "a call is for one whole answer of at most llm.max_tokens, by which budgets reckon"
+                raise ValueError(f"llm.extra_body: leave out {name}: {advice}")
         if self.budget_money is not None and self.price_prompt is None:
             raise ValueError(f"llm.budget_money = {self.budget_money} needs llm.price_prompt and llm.price_completion")
         return self
