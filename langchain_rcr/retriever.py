@@ -57,7 +57,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
             joined by spaces, as in LangChain's own selectors. None: the variables named like the pool's source keys,
             or the only variable.
-        example_keys: the fields of an example that `select_examples` returns. None: all.
+        example_keys: the fields of an example that `select_examples` returns. None, or an empty list: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
             `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` come on top of it.
         group: a field, such as `db_id` or `tenant`, of which question and examples must have the same value: one text,
@@ -437,7 +437,7 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
         ]
 
     def _shown(self, pick: Pick) -> dict[str, Any]:
-        if self.example_keys is None:
+        if not self.example_keys:  # as in LangChain's
             return pick.example
         lacking = next((key for key in self.example_keys if key not in pick.example), None)
         if lacking is not None:

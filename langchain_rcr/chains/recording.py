@@ -9,6 +9,7 @@ from uuid import UUID
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
@@ -27,11 +28,17 @@ class OutcomeRecorder(BaseCallbackHandler):
         retriever: ours, with a `log`.
         outcome: says how good the chain's output is; None, or a None from it: that comes later, by the run
             (`OutcomeLog.outcome`, `record_feedback`).
+
+    Raises:
+        InputError: the retriever is none of ours, or has no log.
     """
 
     def __init__(
         self, retriever: SequentialCompositionalRetriever, outcome: Callable[[Any], float | None] | None = None
     ) -> None:
+        # LangChain only logs what a handler raises later.
+        if getattr(retriever, "log", None) is None:
+            raise InputError('a recorder needs a retriever of ours with a log: log=OutcomeLog("outcomes.jsonl")')
         self._retriever, self._outcome = retriever, outcome
         self._root: dict[UUID, UUID] = {}
         """Of each run that goes on the outermost one."""

@@ -140,7 +140,7 @@ async def test_a_wrong_key_is_named(retriever: SequentialCompositionalRetriever)
 
 @pytest.mark.parametrize("make", [few_shot_prompt, chat_few_shot_prompt])
 def test_a_prompt_by_its_name_is_refused_in_a_line(retriever: SequentialCompositionalRetriever, make: Any) -> None:
-    with pytest.raises(InputError, match="prompt must be a Prompt, such as Prompt.name='chat'., not str"):
+    with pytest.raises(InputError, match=r"prompt must be a Prompt, such as Prompt\(name='chat'\), not str"):
         make(retriever, prompt="chat")
 
 

@@ -135,6 +135,8 @@ def test_record_writes_the_picks_of_a_question(encoder: TriEncoder, tmp_path: Pa
         retriever.record(QUERY, [Document("text")], 1)
     with pytest.raises(InputError, match="record writes to the retriever's log, and it has none"):
         make(encoder).record(QUERY, picks, 1)
+    with pytest.raises(InputError, match="a recorder needs a retriever of ours with a log"):
+        OutcomeRecorder(make(encoder))
 
 
 @pytest.mark.parametrize("is_async", [False, True])

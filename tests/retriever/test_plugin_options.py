@@ -212,6 +212,7 @@ def test_a_tokenizer_may_return_tokens_or_their_number(encoder: TriEncoder) -> N
 def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
     keyed = make(encoder, example_keys=["target"], k=1)
     assert [list(row) for row in keyed.select_examples({"source": QUERY})] == [["target"]]
+    assert make(encoder, example_keys=[], k=1).select_examples({"source": QUERY})[0].keys() >= {"source", "target"}
     with pytest.raises(InputError, match=r"example_keys names 'sql', which the example '.' lacks: it has 'source'"):
         make(encoder, example_keys=["sql"]).select_examples({"source": QUERY})
 
