@@ -186,10 +186,14 @@ def test_development_queries_stay_in_the_pool_and_do_not_train(here):
     assert divide(config, load_split(config.data, 0)).dev == task.dev
 
 
-def test_a_run_takes_a_split_folder(here):
+def test_a_run_takes_a_split_folder_and_notices_that_it_has_changed(capsys, here):
     write_split(here / "data/covr/8", covr_split("8", 0, 20, 5))
-    arguments = ["--data.directory=data/covr/8", "--data.dev_size=5", "--evaluation.selectors=random"]
-    assert cli.main(["run", "demo.yaml", *arguments]) == 0
+    command = ["run", "demo.yaml", "--data.directory=data/covr/8", "--data.dev_size=5", "--evaluation.selectors=random"]
+    assert cli.main(command) == 0
+    assert cli.main(command) == 0
+    write_split(here / "data/covr/8", covr_split("8", 0, 20, 4))
+    assert cli.main(command) == 2
+    assert "runs/demo holds a run on what data/covr/8 held before" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(not (DATA / "geoquery").is_dir(), reason="the GeoQuery corpus is not there (RCR_DATA)")
@@ -200,6 +204,18 @@ def test_geoquery_takes_the_published_ids():
     assert {int(e.id) for e in split.train} == set(map(int, published["train"]))
     assert len(split.dev) == 110
     assert {int(e.id) for e in split.dev + split.test} == set(map(int, published["test"]))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (DATA / "geoquery").is_dir(), reason="the GeoQuery corpus is not there (RCR_DATA)")
+def test_a_run_notices_that_its_ids_have_changed(capsys, here):
+    mine, ids = here / "mine.json", {"train": list(range(40)), "test": list(range(40, 50))}
+    own = ["--data.task=geoquery", "--data.split=template", "--data.ids=mine.json", "--evaluation.selectors=random"]
+    command = ["run", "demo.yaml", *own, f"--data.corpus={DATA / 'geoquery/corpus.xml'}"]
+    for code, test in ((0, ids["test"]), (0, ids["test"]), (2, ids["test"][1:])):
+        mine.write_text(json.dumps(ids | {"test": test}))
+        assert cli.main(command) == code
+    assert "runs/demo holds a run on what mine.json held before" in capsys.readouterr().err
 
 
 def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):

@@ -32,6 +32,7 @@ from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
 from rcr_trainer.runs.locking import hold
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
+    CORPUS,
     LANGUAGE,
     Task,
     build_reward,
@@ -163,13 +164,15 @@ def _check_unchanged(run: Run) -> None:
         DataError: they can't be read any more.
     """
     data = run.config.data
-    files = {part: getattr(data, part) for part in PARTS} if data.directory is None and data.task == "files" else {}
-    paths = {part: path for part, path in files.items() if path is not None}
-    if not paths or not all(path.is_file() for path in paths.values()):
+    files = {part: getattr(data, part) for part in PARTS if getattr(data, part) is not None}
+    paths = files or dict.fromkeys(PARTS, data.directory or data.ids)
+    needed = [*paths.values(), *([data.corpus or CORPUS] if data.ids is not None else [])]
+    if not all(path is not None and path.exists() for path in needed):
         return
     now, then = load_split(data, run.config.seed), read_split(run.data)
     # As text, since NaN isn't equal to itself.
-    changed = [str(path) for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part))]
+    differ = [path for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part))]
+    changed = list(dict.fromkeys(map(str, differ)))
     if changed:
         raise ConfigError(
             f"{run.path} holds a run on what {' and '.join(changed)} held before; give this one another name, or "
