@@ -46,9 +46,12 @@ class PoolEmbeddings(Embeddings):
         """How long the stored vectors are: D + 1."""
         self.vectors: dict[str, list[float]] = {}
         """Of the texts that are being added."""
+        self.asked = False
+        """Whether the store has asked for any of these."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """The vectors of documents on their way into the store; a unit vector for any other text, such as a probe."""
+        self.asked |= any(text in self.vectors for text in texts)
         return [self.vectors.get(text) or self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
@@ -227,15 +230,26 @@ class StoredDocuments:
         return [one for one in documents if self.name_of(_id(loaded(one))) in wanted]
 
     def put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
-        """Add documents with their vectors (n, D + 1)."""
+        """Add documents with their vectors (n, D + 1).
+
+        Raises:
+            InputError: the store has embeddings of its own, which would place the documents anywhere.
+        """
         for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
             some = list(documents[start : start + _AT_ONCE])
             lists = vectors[start : start + _AT_ONCE].tolist()
             self.embeddings.vectors = {one.page_content: vector for one, vector in zip(some, lists, strict=True)}
+            self.embeddings.asked = False
             try:
                 self.ask(self.store.add_documents, some, ids=[one.id for one in some])
             finally:
                 self.embeddings.vectors = {}
+            if not self.embeddings.asked:
+                self.ask(self.store.delete, [one.id for one in some])
+                raise InputError(
+                    f"{self.name} doesn't take its vectors from the embeddings that it shall be made with: give the "
+                    "class, or a function that makes a store with them, not one that returns a store made elsewhere"
+                )
 
     def remove(self, ids: Sequence[str | None]) -> None:
         """Delete the documents of some examples' ids, or a header's."""

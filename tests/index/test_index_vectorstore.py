@@ -197,6 +197,23 @@ def test_what_makes_a_store_takes_the_embeddings_of_pools():
         VectorStoreIndex(InMemoryVectorStore, scan_limit=0)
 
 
+def test_a_store_with_other_embeddings_is_refused_and_left_as_it_was():
+    """Such as one that was there already, or one that another index has made."""
+    rows, vectors = drawn(7, 5)
+    own = InMemoryVectorStore(DeterministicFakeEmbedding(size=DIM + 1))
+    with pytest.raises(InputError, match="InMemoryVectorStore doesn't take its vectors from the embeddings"):
+        VectorStoreIndex(lambda embedding: own).bind("f", DIM)
+    assert own.store == {}
+    index = filled(VectorStoreIndex(InMemoryVectorStore), rows[:4], part(vectors, slice(4)))
+    other = VectorStoreIndex(lambda embedding: index.documents.store)
+    other.bind("f", DIM)
+    assert other.count() == 4
+    with pytest.raises(InputError, match="doesn't take its vectors"):
+        other.add(rows[4:], part(vectors, [4]))
+    index.add(rows[4:], part(vectors, [4]))
+    assert (index.count(), len(other.rows())) == (5, 5)
+
+
 def test_pickled_and_copied_with_its_store():
     rows, vectors = drawn(7, 5)
     unbound = pickle.loads(pickle.dumps(VectorStoreIndex(InMemoryVectorStore, longest=100.0)))
