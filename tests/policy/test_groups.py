@@ -108,6 +108,9 @@ def test_an_example_without_the_field_is_named() -> None:
     split = Split("files", [*examples(ROWS), Example("x", "q", "SELECT 1", {"db": "geo"})])
     with pytest.raises(DataError, match=r"data.group = 'db_id': example 'x' has no such field \(fields: 'db'\)"):
         divide(settings(), split)
+    wrong = Settings.model_validate({"data": {"prefer": "db", "dev_size": 2}})
+    with pytest.raises(DataError, match=r"data.prefer = 'db': no example has such a field \(fields: 'db_id'\)"):
+        divide(wrong, Split("files", examples(ROWS)))
 
 
 @pytest.mark.slow

@@ -97,9 +97,13 @@ def divide(config: Settings, split: Split) -> Task:
 
     Raises:
         ConfigError: no training queries would be left.
+        DataError: examples have no field that data.group or data.prefer names.
         InputError: there is no such program language.
     """
     if key := config.data.home_field(each.fields for each in split.train):
+        if not any(key in each.fields for each in split.train):
+            has = ", ".join(map(repr, dict.fromkeys(name for each in split.train for name in each.fields))) or "none"
+            raise DataError(f"data.prefer = '{key}': no example has such a field (fields: {has})")
         at_home: dict[str, Any] = {
             part: [replace(each, home=str(each.fields.get(key) or "")) for each in getattr(split, part)]
             for part in ("train", "dev", "test")
