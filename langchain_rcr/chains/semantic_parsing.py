@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from inspect import iscoroutinefunction
+from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
@@ -121,7 +122,7 @@ def semantic_parsing_chain(
         InputError: an argument is of the wrong kind or out of range; the message names it.
         MissingExtraError: the language needs a package that is not installed.
     """
-    _check(llm, retriever, retries, drafts)
+    _check(llm, retriever, execute, retries, drafts)
     model = coerce_to_runnable(llm)
     variables = getattr(prompt, "input_variables", [])
     if query_key is None and len(variables) == 1:
@@ -163,7 +164,7 @@ def semantic_parsing_chain(
     )
 
 
-def _check(llm: object, retriever: object, retries: int, drafts: int) -> None:
+def _check(llm: object, retriever: object, execute: object, retries: int, drafts: int) -> None:
     """Refuse arguments that are of the wrong kind or out of range."""
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
@@ -174,8 +175,10 @@ def _check(llm: object, retriever: object, retries: int, drafts: int) -> None:
         if not isinstance(inner, SequentialCompositionalRetriever):
             raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(inner).__name__}")
         inner.store.encoder.check_drafts()
-    if not isinstance(llm, Runnable) and not callable(llm):
-        raise InputError(f"llm must be a model or another runnable, not {type(llm).__name__}")
+    if not isinstance(llm, Runnable) and (not callable(llm) or isinstance(llm, type)):
+        raise InputError(f"llm must be a model or another runnable, not {llm!r:.80}")
+    if execute is not None and not _is_function(execute):
+        raise InputError(f"execute must be a function that runs a program and isn't async, not {execute!r:.80}")
 
 
 def check_count(name: str, number: object) -> None:
@@ -432,9 +435,14 @@ def _parse_function(parser: object) -> Callable[[str], Any]:
         return get_parser(parser).parse
     if isinstance(parser, ProgramParser) and not isinstance(parser, type):
         return parser.parse
-    if callable(parser) and not isinstance(parser, type):
+    if _is_function(parser):
         return parser
     raise InputError(f"parser must be a language, an object with parse(text), or a function, not {parser!r}")
+
+
+def _is_function(value: object) -> TypeGuard[Callable[[str], Any]]:
+    """Whether this can be called, and gives its result at once."""
+    return callable(value) and not isinstance(value, type) and not iscoroutinefunction(value)
 
 
 def _text(output: object) -> str:
