@@ -14,7 +14,13 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
-from langchain_core.runnables import Runnable, RunnableConfig, RunnableLambda, RunnableSerializable
+from langchain_core.runnables import (
+    Runnable,
+    RunnableConfig,
+    RunnableLambda,
+    RunnableSerializable,
+    RunnableWithFallbacks,
+)
 from langchain_core.runnables.base import coerce_to_runnable
 from pydantic import ConfigDict, Field
 
@@ -341,7 +347,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         for batch in batches.values():
             drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}
             options = {**batch[0].options, **({"drafts": drafts} if drafts else {})}
-            for question, picks in await call(picker, [(question, question.query) for question in batch], **options):
+            told, left = _told(picker, options)
+            for question, picks in await call(told, [(question, question.query) for question in batch], **left):
                 try:
                     question.picks = _checked(picks)
                 except InputError as error:
@@ -413,6 +420,19 @@ _Pairs = list[tuple[_Question, Any]]
 """Questions, each with an input or an output of a runnable."""
 _Call = Callable[..., Awaitable[_Pairs]]
 """Calls a runnable for questions, each with an input."""
+
+
+def _told(picker: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The retriever, and the options of its call: of fallbacks only those that are ours know what a chain adds."""
+    if not isinstance(picker, RunnableWithFallbacks):
+        return picker, dict(options)
+    own = {name: options[name] for name in ("of_variables", "drafts") if name in options}
+
+    def bound(one: Any) -> Any:
+        return one.bind(**own) if isinstance(innermost(one), SequentialCompositionalRetriever) else one
+
+    told = {"runnable": bound(picker.runnable), "fallbacks": [bound(each) for each in picker.fallbacks]}
+    return picker.model_copy(update=told), {name: value for name, value in options.items() if name not in own}
 
 
 def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:

@@ -1,8 +1,9 @@
 """Examples of the question's own database are preferred, not demanded."""
 
 import pytest
+from langchain_core.documents import Document
 from langchain_core.language_models import FakeListLLM
-from langchain_core.runnables import ConfigurableField
+from langchain_core.runnables import ConfigurableField, RunnableLambda
 
 from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain
 from langchain_rcr.errors import InputError
@@ -73,6 +74,17 @@ def test_a_chain_prefers_the_database_of_each_question(retriever):
     for answer, given in zip([*chain.batch(asked), chain.invoke(asked[0])], [*asked, asked[0]], strict=True):
         assert homes(each.metadata for each in answer.picks) == [given["db_id"]] * 3
     assert chain.invoke(asked[0]["question"]).picks == tuple(retriever.invoke(asked[0]["question"]))
+
+
+@pytest.mark.parametrize("field", ["group", "prefer"])
+async def test_a_chain_s_fallbacks_know_the_database_where_they_can(field):
+    none, other = fitted(k_min=99, **{field: "db_id"}), fitted(**{field: "db_id"})
+    asked = {"question": "how many rivers are there", "db_id": "north"}
+    known = RunnableLambda(lambda question: [Document(question, metadata={"question": question, "sql": "SELECT 2"})])
+    for fallback, homes_there in ((other, ["north"] * 3), (known, [None])):
+        chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), none.with_fallbacks([fallback]), "sql")
+        for answer in (chain.invoke(asked), await chain.ainvoke(asked)):
+            assert [each.metadata.get("db_id") for each in answer.picks] == homes_there
 
 
 def test_the_preferred_value_is_not_taken_for_that_of_a_configured_group(retriever):
