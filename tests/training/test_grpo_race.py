@@ -10,15 +10,16 @@ from answering import Composing
 from openai_server import OpenAIServer
 from rcr_trainer.data import covr_split
 from rcr_trainer.grpo import calls_at_most
+from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.race import FEWER, Guard, mildest, race
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards import Reward, RewardError, make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.runner import Job
-from training import train_grpo
+from training import Parrot, train_grpo
 
 from langchain_rcr import SequentialCompositionalRetriever
 from langchain_rcr.basics.items import Item
@@ -143,6 +144,25 @@ def test_prompts_are_weighed_by_the_models_tokens_or_four_bytes_for_one(policy):
     with wants_labels(count_tokens=lambda text: len(text.split())) as llm:
         environment = Environment(job, make_reward("correctness", SPEC), llm, GRPOSettings())
         assert environment.prompt_tokens(queries, picks) == sum(len(text.split()) for text in texts) / 2
+
+
+def test_a_reward_that_scores_nothing_any_more_ends_the_paying(policy):
+    """64 answers in a row without a score; a score in between starts the count again."""
+
+    def moody(predictions, references, *, queries, contexts):
+        both = zip(queries, predictions, strict=True)
+        return [float(bool(answer)) if query in happy else None for query, answer in both]
+
+    queries = [SPLIT.train[at % 40] for at in range(40)]
+    happy, picks = {query.source for query in queries}, np.tile([0, 1], (40, 1))
+    job = Job(policy, SPLIT.train, SPLIT.train, [], SPEC)
+    environment = Environment(job, Reward.of(moody), Parrot(lambda prompt: Answer("f(x)")), GRPOSettings())
+    happy = {queries[0].source}
+    rewards = [environment.score(queries, picks)[0] for _ in range(2)]  # 39 without, then a score, then 39 again
+    assert [np.isfinite(each).sum() for each in rewards] == [1, 1]
+    happy = set()
+    with pytest.raises(RewardError, match="'moody' gave None for the last 79 answers: there is nothing to learn"):
+        environment.score(queries, picks)
 
 
 def test_a_race_stays_within_its_answers(policy):

@@ -12,7 +12,7 @@ from rcr_trainer.data import Example
 from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.rewards import Reward, check_reward, score
+from rcr_trainer.rewards import Reward, RewardError, check_reward, score
 from rcr_trainer.training.closing import scalars_of
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
@@ -22,6 +22,9 @@ FloatArray = NDArray[np.float64]
 
 Tally = dict[str, tuple[float, float]]
 """Sums and counts of one process, from which a figure is a mean over all."""
+
+_PATIENCE = 64
+"""Answers in a row that a reward may leave without a score before no more are paid for."""
 
 
 class Environment:
@@ -54,6 +57,7 @@ class Environment:
         self.barred = self.held_out.barred(self.queries)
         check_pool_size("grpo", self.barred, len(job.pool), config.picks(job.model.config))
         self.features = self.held_out.features(job.model, self.queries)
+        self._unscored = 0
 
     def score(
         self, queries: Sequence[Example], picks: IntArray, reward: Reward | None = None
@@ -64,6 +68,9 @@ class Environment:
 
         Returns:
             (R,) rewards, NaN where there is nothing to score, and figures for the log.
+
+        Raises:
+            RewardError: the reward failed on an answer, or has scored none of the last 64.
         """
         reward, contexts = reward or self.reward, self._contexts(picks)
         predictions: list[str | None] = [None] * len(queries)
@@ -76,7 +83,15 @@ class Environment:
                 return np.exp(self.llm.log_likelihoods([*map(str, prompts)], wanted)), tally
             predictions = [answer.program for answer in self.llm.generate(prompts)]
             tally["no_program"] = (predictions.count(None), len(predictions))
-        return score(reward, predictions, queries, contexts), tally
+        rewards = score(reward, predictions, queries, contexts)
+        scored = np.flatnonzero(~np.isnan(rewards))
+        self._unscored = len(rewards) - 1 - scored[-1] if len(scored) else self._unscored + len(rewards)
+        if reward.needs_llm and self._unscored >= _PATIENCE:
+            raise RewardError(
+                f"reward '{reward.name}' gave None for the last {self._unscored} answers: there is nothing to learn "
+                "from. The answers are kept: mend the reward, and resume"
+            )
+        return rewards, tally
 
     def prompt_tokens(self, queries: Sequence[Example], picks: IntArray) -> float:
         """Tokens of the prompts with these picks (R, k), in the mean; 0: no language model is asked."""
