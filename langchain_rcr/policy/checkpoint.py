@@ -38,8 +38,7 @@ ModelT = TypeVar("ModelT", bound="TriEncoder")
 def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
     """See `TriEncoder.save_pretrained`."""
     _check_runtime(runtime)
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "tri_encoder.json").is_file():
-        raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
+    check_folder(folder)
     for_onnx = (runtime or model.runtime or "torch") != "torch"
     with atomic_directory(folder) as path:
         for part, encoder in zip(PARTS, model.encoders, strict=True):
@@ -65,6 +64,12 @@ def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
         write_json(path / "tri_encoder.json", meta)
         write_text(path / CARD, model.card or model_card(model.config, model.spec))
         seal(path)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise an `InputError` unless a checkpoint may take the place of what is there."""
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / "tri_encoder.json").is_file():
+        raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
 
 
 def load(

@@ -256,7 +256,8 @@ class Constructors:
                 (`TriEncoder.save_pretrained`).
 
         Raises:
-            InputError: a field, such as LangChain's `metadata`, has a value that JSON can't hold.
+            InputError: a field, such as LangChain's `metadata`, has a value that JSON can't hold; the folder can't be
+                written, or holds other files than a checkpoint's, which it would replace.
             PoolError: an example has a field that JSON can't hold as it is: an object of a class, a tuple, a key that
                 is no string. The message names it.
         """

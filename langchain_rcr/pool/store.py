@@ -22,7 +22,7 @@ from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
-from langchain_rcr.policy.checkpoint import Runtime
+from langchain_rcr.policy.checkpoint import Runtime, check_folder
 from langchain_rcr.policy.manifest import seal
 from langchain_rcr.policy.triencoder import FEWEST, TriEncoder
 from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier
@@ -275,9 +275,11 @@ class ExampleStore:
             runtime: see `TriEncoder.save_pretrained`.
 
         Raises:
+            InputError: the folder can't be written, or holds other files than a checkpoint's.
             PoolError: an example has a field that JSON can't hold as it is.
         """
         now = self.now
+        check_folder(Path(folder))
         with atomic_directory(folder) as path:
             now.encoder.save_pretrained(path, runtime=runtime)
             keys = {"source_key": [*now.schema.source_keys], "target_key": now.schema.target_key}

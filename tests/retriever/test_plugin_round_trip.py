@@ -130,12 +130,12 @@ def test_a_strangers_fields_are_refused(encoder: TriEncoder, tmp_path: Path, con
 def test_a_reopened_engine_teaches_what_was_added(fitted: TriEncoder, index: Any, tmp_path: Path) -> None:
     """A restart: the checkpoint is older than the additions, which the engine alone has kept."""
     retriever = make.from_encoder(copy.deepcopy(fitted), rows(), index=index, k=2)
-    retriever.save(tmp_path)
+    retriever.save(tmp_path / "saved")
     new = [{"source": "are there of the", "target": "exists(find(cat))"}, *rows("purple")[:3]]
     retriever.add_examples(new)
     asked = [*(row["source"] for row in new), "is there a black purple zebra"]
     expected = [[document.metadata["target"] for document in found] for found in retriever.batch(asked)]
-    again = make.from_pretrained(tmp_path, index=index)
+    again = make.from_pretrained(tmp_path / "saved", index=index)
     assert [[document.metadata["target"] for document in found] for found in again.batch(asked)] == expected
     assert all(row["target"] in found for row, found in zip(new, expected, strict=False))
     appended = make.from_encoder(copy.deepcopy(fitted), rows(), index=index, k=2, append=True)

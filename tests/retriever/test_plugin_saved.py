@@ -56,6 +56,20 @@ def test_what_was_added_and_deleted_is_there_after_saving_and_nothing_is_encoded
     assert encoded == [1]
 
 
+@pytest.mark.parametrize("place", ["", ".", "folder"])
+def test_a_folder_with_other_files_is_left_as_it_is(
+    retriever: SequentialCompositionalRetriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / place).mkdir(exist_ok=True)
+    (tmp_path / place / "mine.txt").write_text("x")
+    with pytest.raises(InputError, match="holds other files and no checkpoint: give a new or an empty folder"):
+        retriever.save(place)
+    assert (tmp_path / place / "mine.txt").read_text() == "x"
+    retriever.save("new")
+    retriever.save("new")
+
+
 @pytest.mark.slow
 def test_saving_replaces_as_a_whole_and_a_failure_leaves_what_was_there(
     retriever: SequentialCompositionalRetriever, tmp_path: Path
