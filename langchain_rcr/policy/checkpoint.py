@@ -15,7 +15,7 @@ from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.state import make_state
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.policy.hub import model_card
-from langchain_rcr.policy.manifest import CARD, inside, seal, verify
+from langchain_rcr.policy.manifest import CARD, inside, seal, stranger, verify
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
@@ -68,8 +68,9 @@ def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise an `InputError` unless a checkpoint may take the place of what is there."""
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / "tri_encoder.json").is_file():
-        raise InputError(f"{folder} holds other files and no checkpoint: give a new or an empty folder")
+    other = stranger(folder) if folder.is_dir() else None
+    if other is not None:
+        raise InputError(f"{folder} holds {other}, which no checkpoint there has and would go: give a new folder")
 
 
 def load(

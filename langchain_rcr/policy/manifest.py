@@ -36,6 +36,13 @@ def seal(folder: Path) -> None:
     write_json(folder / MANIFEST, {"files": dict(sorted(known.items()))})
 
 
+def stranger(folder: Path) -> str | None:
+    """A file in a checkpoint's folder that was not saved with it; hidden ones don't count, nor does a model card."""
+    known = {*_listed(folder), MANIFEST, CARD} if (folder / MANIFEST).is_file() else set[str]()
+    files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+    return next((name for path in files if (name := path.relative_to(folder).as_posix()) not in known), None)
+
+
 def verify(folder: Path, *, pool: bool = False) -> None:
     """Raise a `CheckpointError` unless files are those that were saved: with `pool` the pool's, else all others."""
     listed = _listed(folder)

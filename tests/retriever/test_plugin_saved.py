@@ -63,11 +63,16 @@ def test_a_folder_with_other_files_is_left_as_it_is(
     monkeypatch.chdir(tmp_path)
     (tmp_path / place).mkdir(exist_ok=True)
     (tmp_path / place / "mine.txt").write_text("x")
-    with pytest.raises(InputError, match="holds other files and no checkpoint: give a new or an empty folder"):
+    with pytest.raises(InputError, match=r"holds mine\.txt, which no checkpoint there has and would go: give a new"):
         retriever.save(place)
     assert (tmp_path / place / "mine.txt").read_text() == "x"
     retriever.save("new")
     retriever.save("new")
+    (tmp_path / "new/.git").mkdir()
+    (tmp_path / "new/.git/HEAD").write_text("ref: refs/heads/main")
+    with pytest.raises(InputError, match=r"holds \.git/HEAD"):
+        retriever.save("new")
+    assert (tmp_path / "new/.git/HEAD").exists()
 
 
 @pytest.mark.slow
