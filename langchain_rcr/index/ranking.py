@@ -176,7 +176,7 @@ def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
         some *= np.float32(1 / tau)
         np.exp(some, out=some)
         with np.errstate(divide="ignore"):
-            total[rows] = np.log(some.sum(axis=1)) + shift.astype(np.float64) / tau
+            total[rows] = np.log(some.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
     return total
 
 
