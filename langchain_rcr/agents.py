@@ -121,12 +121,14 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         if len(results) != len(calls):
             raise InputError(f"an example has {len(calls)} calls and {len(results)} results: {program:.80}")
         both = zip(results, calls, strict=True)
-        told = [ToolMessage(_told(result), tool_call_id=call["id"], name=call["name"]) for result, call in both]
-        return [HumanMessage(question), AIMessage("", tool_calls=calls), *told]
+        answers = [
+            ToolMessage(_result_text(result), tool_call_id=call["id"], name=call["name"]) for result, call in both
+        ]
+        return [HumanMessage(question), AIMessage("", tool_calls=calls), *answers]
 
 
-def _told(result: Any) -> str:
-    """What a tool gave as LangChain's agents tell their model of it."""
+def _result_text(result: Any) -> str:
+    """A tool's result as the content of its message, as LangChain's agents write it."""
     if result is None:
         return _NO_RESULT
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)

@@ -277,10 +277,13 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             seen, drafted = documents or traced, [_draft_of(query, None, drafts) for query in valid]
             select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
             found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
-            enough = [self._ordered(picks) for picks in found if not isinstance(picks, InputError)]
-            shown = iter(self._documents([pick for picks in enough for pick in picks]) if seen else ())
-            made = iter([Selection(picks, [*islice(shown, len(picks))]) for picks in enough])
-            return [picks if isinstance(picks, InputError) else next(made) for picks in found]
+            ordered = [picks if isinstance(picks, InputError) else self._ordered(picks) for picks in found]
+            enough = [pick for picks in ordered if isinstance(picks, list) for pick in picks]
+            shown = iter(self._documents(enough) if seen else ())
+            return [
+                Selection(picks, [*islice(shown, len(picks))]) if isinstance(picks, list) else picks
+                for picks in ordered
+            ]
 
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         about = self._get_ls_params(**overrides)

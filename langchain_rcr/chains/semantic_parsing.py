@@ -324,8 +324,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
             if isinstance(ours, SequentialCompositionalRetriever):
                 group = ours.picks_within
-                told = ours.options_for(question.variables) if not group or group in question.variables else {}
-                question.options = {**options, **told}
+                added = ours.options_for(question.variables) if not group or group in question.variables else {}
+                question.options = {**options, **added}
         except InputError as error:
             question.error = error
         return question
@@ -347,8 +347,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         for batch in batches.values():
             drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}
             options = {**batch[0].options, **({"drafts": drafts} if drafts else {})}
-            told, left = _told(picker, options)
-            for question, picks in await call(told, [(question, question.query) for question in batch], **left):
+            bound, left = _own_options_bound(picker, options)
+            for question, picks in await call(bound, [(question, question.query) for question in batch], **left):
                 try:
                     question.picks = _checked(picks)
                 except InputError as error:
@@ -422,8 +422,8 @@ _Call = Callable[..., Awaitable[_Pairs]]
 """Calls a runnable for questions, each with an input."""
 
 
-def _told(picker: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The retriever, and the options of its call: of fallbacks only those that are ours know what a chain adds."""
+def _own_options_bound(picker: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The retriever and the options of its call; of fallbacks, only ours are bound to the options that a chain adds."""
     if not isinstance(picker, RunnableWithFallbacks):
         return picker, dict(options)
     own = {name: options[name] for name in ("of_variables", "drafts") if name in options}
@@ -431,8 +431,8 @@ def _told(picker: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]
     def bound(one: Any) -> Any:
         return one.bind(**own) if isinstance(innermost(one), SequentialCompositionalRetriever) else one
 
-    told = {"runnable": bound(picker.runnable), "fallbacks": [bound(each) for each in picker.fallbacks]}
-    return picker.model_copy(update=told), {name: value for name, value in options.items() if name not in own}
+    parts = {"runnable": bound(picker.runnable), "fallbacks": [bound(each) for each in picker.fallbacks]}
+    return picker.model_copy(update=parts), {name: value for name, value in options.items() if name not in own}
 
 
 def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
