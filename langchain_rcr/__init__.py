@@ -9,101 +9,71 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
-from langchain_rcr.errors import (
-    CheckpointError,
-    EngineError,
-    InputError,
-    MissingExtraError,
-    PoolError,
-    ProgramError,
-    RCRError,
-)
+from langchain_rcr.errors import MissingExtraError as MissingExtraError
 
 if TYPE_CHECKING:
-    from langchain_rcr.agents import ComposedToolSelector, FewShotMiddleware
-    from langchain_rcr.basics.items import Item
-    from langchain_rcr.chains.few_shot import FewShotPrompt, chat_few_shot_prompt, few_shot_prompt
-    from langchain_rcr.chains.recording import OutcomeRecorder, record_feedback
-    from langchain_rcr.chains.semantic_parsing import ParsedProgram, SemanticParsingChain, semantic_parsing_chain
-    from langchain_rcr.chains.text_to_sql import text_to_sql_chain
-    from langchain_rcr.databases.database import open_database
-    from langchain_rcr.databases.schema import schema_text
-    from langchain_rcr.index.faiss import FaissIndex
-    from langchain_rcr.index.memory import MemoryIndex
-    from langchain_rcr.index.pgvector import PgVectorIndex
-    from langchain_rcr.index.vectorstore import VectorStoreIndex
-    from langchain_rcr.policy.explanation import Explanation
-    from langchain_rcr.policy.prompt import Prompt
-    from langchain_rcr.policy.triencoder import TriEncoder
-    from langchain_rcr.pool.examples import ExamplePool
-    from langchain_rcr.pool.outcomes import OutcomeLog
-    from langchain_rcr.pool.store import ExampleStore
-    from langchain_rcr.retriever import SequentialCompositionalRetriever
+    from langchain_rcr.agents import ComposedToolSelector as ComposedToolSelector
+    from langchain_rcr.agents import FewShotMiddleware as FewShotMiddleware
+    from langchain_rcr.basics.items import Item as Item
+    from langchain_rcr.chains.few_shot import FewShotPrompt as FewShotPrompt
+    from langchain_rcr.chains.few_shot import chat_few_shot_prompt as chat_few_shot_prompt
+    from langchain_rcr.chains.few_shot import few_shot_prompt as few_shot_prompt
+    from langchain_rcr.chains.recording import OutcomeRecorder as OutcomeRecorder
+    from langchain_rcr.chains.recording import record_feedback as record_feedback
+    from langchain_rcr.chains.semantic_parsing import ParsedProgram as ParsedProgram
+    from langchain_rcr.chains.semantic_parsing import SemanticParsingChain as SemanticParsingChain
+    from langchain_rcr.chains.semantic_parsing import semantic_parsing_chain as semantic_parsing_chain
+    from langchain_rcr.chains.text_to_sql import text_to_sql_chain as text_to_sql_chain
+    from langchain_rcr.databases.database import open_database as open_database
+    from langchain_rcr.databases.schema import schema_text as schema_text
+    from langchain_rcr.errors import CheckpointError as CheckpointError
+    from langchain_rcr.errors import EngineError as EngineError
+    from langchain_rcr.errors import InputError as InputError
+    from langchain_rcr.errors import PoolError as PoolError
+    from langchain_rcr.errors import ProgramError as ProgramError
+    from langchain_rcr.errors import RCRError as RCRError
+    from langchain_rcr.index.faiss import FaissIndex as FaissIndex
+    from langchain_rcr.index.memory import MemoryIndex as MemoryIndex
+    from langchain_rcr.index.pgvector import PgVectorIndex as PgVectorIndex
+    from langchain_rcr.index.vectorstore import VectorStoreIndex as VectorStoreIndex
+    from langchain_rcr.policy.explanation import Explanation as Explanation
+    from langchain_rcr.policy.prompt import Prompt as Prompt
+    from langchain_rcr.policy.triencoder import TriEncoder as TriEncoder
+    from langchain_rcr.pool.examples import ExamplePool as ExamplePool
+    from langchain_rcr.pool.outcomes import OutcomeLog as OutcomeLog
+    from langchain_rcr.pool.store import ExampleStore as ExampleStore
+    from langchain_rcr.retriever import SequentialCompositionalRetriever as SequentialCompositionalRetriever
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CheckpointError",
-    "ComposedToolSelector",
-    "EngineError",
-    "ExamplePool",
-    "ExampleStore",
-    "Explanation",
-    "FaissIndex",
-    "FewShotMiddleware",
-    "FewShotPrompt",
-    "InputError",
-    "Item",
-    "MemoryIndex",
-    "MissingExtraError",
-    "OutcomeLog",
-    "OutcomeRecorder",
-    "ParsedProgram",
-    "PgVectorIndex",
-    "PoolError",
-    "ProgramError",
-    "Prompt",
-    "RCRError",
-    "SemanticParsingChain",
-    "SequentialCompositionalRetriever",
-    "TriEncoder",
-    "VectorStoreIndex",
-    "chat_few_shot_prompt",
-    "few_shot_prompt",
-    "open_database",
-    "record_feedback",
-    "schema_text",
-    "semantic_parsing_chain",
-    "text_to_sql_chain",
-]
-
 _HOME = {
-    "ComposedToolSelector": "agents",
-    "ExamplePool": "pool.examples",
-    "ExampleStore": "pool.store",
-    "Explanation": "policy.explanation",
-    "FaissIndex": "index.faiss",
-    "FewShotMiddleware": "agents",
-    "FewShotPrompt": "chains.few_shot",
-    "Item": "basics.items",
-    "MemoryIndex": "index.memory",
-    "OutcomeLog": "pool.outcomes",
-    "OutcomeRecorder": "chains.recording",
-    "ParsedProgram": "chains.semantic_parsing",
-    "PgVectorIndex": "index.pgvector",
-    "Prompt": "policy.prompt",
-    "SemanticParsingChain": "chains.semantic_parsing",
-    "SequentialCompositionalRetriever": "retriever",
-    "TriEncoder": "policy.triencoder",
-    "VectorStoreIndex": "index.vectorstore",
-    "chat_few_shot_prompt": "chains.few_shot",
-    "few_shot_prompt": "chains.few_shot",
-    "open_database": "databases.database",
-    "record_feedback": "chains.recording",
-    "schema_text": "databases.schema",
-    "semantic_parsing_chain": "chains.semantic_parsing",
-    "text_to_sql_chain": "chains.text_to_sql",
+    name: module
+    for module, names in {
+        "agents": "ComposedToolSelector FewShotMiddleware",
+        "basics.items": "Item",
+        "chains.few_shot": "FewShotPrompt chat_few_shot_prompt few_shot_prompt",
+        "chains.recording": "OutcomeRecorder record_feedback",
+        "chains.semantic_parsing": "ParsedProgram SemanticParsingChain semantic_parsing_chain",
+        "chains.text_to_sql": "text_to_sql_chain",
+        "databases.database": "open_database",
+        "databases.schema": "schema_text",
+        "errors": "CheckpointError EngineError InputError MissingExtraError PoolError ProgramError RCRError",
+        "index.faiss": "FaissIndex",
+        "index.memory": "MemoryIndex",
+        "index.pgvector": "PgVectorIndex",
+        "index.vectorstore": "VectorStoreIndex",
+        "policy.explanation": "Explanation",
+        "policy.prompt": "Prompt",
+        "policy.triencoder": "TriEncoder",
+        "pool.examples": "ExamplePool",
+        "pool.outcomes": "OutcomeLog",
+        "pool.store": "ExampleStore",
+        "retriever": "SequentialCompositionalRetriever",
+    }.items()
+    for name in names.split()
 }
+
+__all__ = sorted(_HOME)  # noqa: PLE0605
 
 # Hidden from type checkers, which would conclude that any name exists here.
 if not TYPE_CHECKING:
