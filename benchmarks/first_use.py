@@ -42,8 +42,8 @@ the sky blue
 
 def loaded(name: str, data: Path, drawn: Path) -> tuple[list[dict[str, str]], list[str], str]:
     """Training examples, test questions, and the language of the programs."""
-    from rcr_trainer.layers import checked
     from rcr_trainer.paper.splits import split_settings
+    from rcr_trainer.runs.layers import checked
     from rcr_trainer.tasks import load_split
 
     settings = split_settings(name, data, drawn)

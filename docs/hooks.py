@@ -66,7 +66,7 @@ def _commands(parser: argparse.ArgumentParser) -> Iterator[argparse.ArgumentPars
 
 def settings_page() -> str:
     """The reference of the settings, from their model."""
-    from rcr_trainer.layers import plain, section_title, settings
+    from rcr_trainer.runs.layers import plain, section_title, settings
 
     text = [
         "# Settings",

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 import warm
 from rcr_trainer import cli
-from rcr_trainer.console import USUAL
-from rcr_trainer.layers import load_config, settings
+from rcr_trainer.cli.console import USUAL
 from rcr_trainer.llm.cache import Answer, AnswerCache
+from rcr_trainer.runs.layers import load_config, settings
 from rcr_trainer.settings import Settings
 
 TINY = """
@@ -233,7 +233,7 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
 def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("rcr_trainer.layers", "rcr_trainer.cli.own_files"):
+    for name in ("rcr_trainer.runs.layers", "rcr_trainer.cli.own_files"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     real = __import__("importlib.util").util.find_spec

@@ -175,7 +175,7 @@ def test_dense_and_mmr_are_left_out_with_a_reason_where_there_are_no_embeddings(
 
 
 def test_development_queries_stay_in_the_pool_and_do_not_train(here):
-    from rcr_trainer.layers import load_config
+    from rcr_trainer.runs.layers import load_config
 
     config = load_config(here / "demo.yaml")
     task = divide(config, load_split(config.data, 0))

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.layers import load_config
+from rcr_trainer.runs.layers import load_config
 
 
 @pytest.fixture

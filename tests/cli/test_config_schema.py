@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from places import ROOT
-from rcr_trainer.layers import differences, fresh_yaml, load_config, settings, to_yaml
+from rcr_trainer.runs.layers import differences, fresh_yaml, load_config, settings, to_yaml
 from rcr_trainer.settings import Settings, SFTSettings
 
 SHIPPED = sorted((ROOT / "examples" / "configs").glob("*.yaml"))

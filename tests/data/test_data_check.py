@@ -11,7 +11,7 @@ import pytest
 from rcr_trainer import cli
 from rcr_trainer.data import check
 from rcr_trainer.errors import DataError
-from rcr_trainer.layers import load_config
+from rcr_trainer.runs.layers import load_config
 
 NAMES = (("city", "river"), ("iowa", "ohio", "utah"), ("largest", "smallest", "oldest"))
 QUESTIONS = [f"which {thing} of {place} is the {word}" for thing, place, word in itertools.product(*NAMES)]

@@ -6,7 +6,7 @@ import pytest
 import yaml
 from places import ROOT
 from rcr_trainer import baselines
-from rcr_trainer.layers import differences, load_config, settings
+from rcr_trainer.runs.layers import differences, load_config, settings
 from rcr_trainer.settings import Settings
 
 PAPER = load_config(ROOT / "examples" / "configs" / "paper_geoquery.yaml", environ={})

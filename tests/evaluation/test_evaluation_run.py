@@ -13,12 +13,12 @@ from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import resources, stage
 from rcr_trainer.evaluation.report import EvaluationReport, read_picks
-from rcr_trainer.layers import load_config
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.layers import load_config
 from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert
 

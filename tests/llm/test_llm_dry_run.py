@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from rcr_trainer.budget import longest_prompt
 from rcr_trainer.data import Example
+from rcr_trainer.evaluation.budget import longest_prompt
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.settings import Settings

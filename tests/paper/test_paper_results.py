@@ -10,11 +10,11 @@ from places import DATA, ROOT
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.layers import given_settings, load_config, merged
 from rcr_trainer.paper.results import Result, cell
 from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_settings
 from rcr_trainer.paper.sweep import Outcome, Sweep
 from rcr_trainer.paper.tables import RIVALS, TABLES, Row, name_of, paper_figure, published
+from rcr_trainer.runs.layers import given_settings, load_config, merged
 from rcr_trainer.settings import DataSettings, Settings
 from rcr_trainer.tasks import load_split
 

@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 from langchain_core.embeddings import Embeddings
 from rcr_trainer import cli
-from rcr_trainer.console import logged
+from rcr_trainer.cli.console import logged
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.table import report_text
-from rcr_trainer.layers import load_config
+from rcr_trainer.runs.layers import load_config
 from reports import report, scores
 from toys import lexical
 

@@ -11,9 +11,9 @@ from answering import answering, asks
 from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.layers import load_config
 from rcr_trainer.policies import build_model
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.layers import load_config
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import divide, load_split
 from reports import logged
@@ -279,8 +279,8 @@ def test_a_dry_run_says_what_it_would_cost(capsys, here):
 
 
 def test_a_larger_budget_continues_a_run():
-    from rcr_trainer.layers import differences
     from rcr_trainer.runs.folder import INCIDENTAL
+    from rcr_trainer.runs.layers import differences
 
     changed = Settings.model_validate({"llm": {"budget_calls": 10, "concurrency": 2, "cache": "x", "timeout": 3}})
     assert differences(Settings(), changed, ignore=INCIDENTAL) == []

@@ -10,7 +10,6 @@ From a policy that is far from the best, large changes are of that kind: several
 
 from __future__ import annotations
 
-import argparse
 import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -34,9 +33,6 @@ from langchain_rcr.pool.examples import ExamplePool
 from langchain_rcr.pool.outcomes import Outcome, OutcomeLog
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.retriever import SequentialCompositionalRetriever
-from rcr_trainer.console import logged as to_stderr
-from rcr_trainer.console import show
-from rcr_trainer.data import read_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
 from rcr_trainer.race import Variant, together
@@ -116,22 +112,6 @@ def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], s
     store = ExampleStore(policy.model, _pool(retriever))
     retriever.model_copy(update={"store": store}).save(out)
     return change
-
-
-def command(given: argparse.Namespace) -> None:
-    """`rcr-train learn`."""
-    sources = [example.source for example in read_examples(given.questions)[0]] if given.questions else []
-    with to_stderr():
-        change = learn(
-            given.log,
-            given.served,
-            given.out,
-            questions={digest(source): source for source in sources},
-            seed=given.seed,
-            trust=given.trust,
-        )
-    show(told(change))
-    show(f"written: {given.out}")
 
 
 def told(change: Change) -> str:

@@ -21,15 +21,15 @@ from langchain_rcr.basics.items import readable
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.programs import get_parser
-from rcr_trainer.console import set_threads
 from rcr_trainer.data import PARTS, Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.report import EvaluationReport
-from rcr_trainer.layers import differences, load_config
 from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
 from rcr_trainer.rewards import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
+from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.locking import hold
+from rcr_trainer.runs.threads import set_threads
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import (
     CORPUS,

@@ -26,8 +26,8 @@ from rcr_trainer.data import (
 from rcr_trainer.data.check import Keys, check_files, check_split, guess_language, in_one_line
 from rcr_trainer.data.geoquery import printed
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.layers import check_hidden
 from rcr_trainer.rewards import Reward, make_reward
+from rcr_trainer.runs.layers import check_hidden
 from rcr_trainer.settings import DataSettings, Settings
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import Any
 
 import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
-from rcr_trainer.console import (
+from rcr_trainer.cli.console import (
     PROG,
     USUAL,
     Parser,
@@ -28,10 +28,10 @@ from rcr_trainer.console import (
     logged,
     number,
     say,
-    set_threads,
     show,
 )
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.runs.threads import set_threads
 
 EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml")
 """The packages of the extra `train`, as they are imported."""
@@ -86,12 +86,12 @@ def _line_of(error: Exception) -> str | None:
 
 
 def _run(given: argparse.Namespace) -> None:
-    from rcr_trainer.layers import load_config
+    from rcr_trainer.runs.layers import load_config
 
     config = load_config(given.config, flags(given))
     set_threads(config.threads)
     from rcr_trainer import pipeline
-    from rcr_trainer.budget import plan
+    from rcr_trainer.evaluation.budget import plan
 
     if "data" not in config.model_fields_set:
         raise ConfigError(
@@ -99,7 +99,7 @@ def _run(given: argparse.Namespace) -> None:
         )
     if given.dry_run:
         with logged():
-            lines = [] if number("RANK") else plan(config)
+            lines = [] if number("RANK") else plan(config, pipeline.load_checked(config)[1])
         for line in lines:
             show(line)
         return
@@ -134,6 +134,19 @@ def _evaluate(given: argparse.Namespace) -> None:
         evaluation_stage(run)
     _show_report(run.path)
     show(f"written: {', '.join(str(run.path / name) for name in ('evaluation.json', 'report.md', 'picks.jsonl'))}")
+
+
+def _learn(given: argparse.Namespace) -> None:
+    from langchain_rcr.basics.files import digest
+    from rcr_trainer.data import read_examples
+    from rcr_trainer.learn import learn, told
+
+    sources = [example.source for example in read_examples(given.questions)[0]] if given.questions else []
+    questions = {digest(source): source for source in sources}
+    with logged():
+        change = learn(given.log, given.served, given.out, questions=questions, seed=given.seed, trust=given.trust)
+    show(told(change))
+    show(f"written: {given.out}")
 
 
 # ---------------------------------------------------------------- the parser
@@ -196,7 +209,7 @@ def build_parser(arguments: Sequence[str]) -> Parser:
 
 def _add_learn(commands: Any) -> None:
     text = "change a served policy by what came of its picks, if the change is sure to earn more"
-    learn = command(commands, "learn", "rcr_trainer.learn:command", text, "learn outcomes.jsonl runs/demo --out better")
+    learn = command(commands, "learn", _learn, text, "learn outcomes.jsonl runs/demo --out better")
     learn.add_argument("log", type=Path, metavar="LOG", help="the file of an OutcomeLog")
     learn.add_argument("served", type=Path, metavar="SERVED", help="the folder from which the retriever was loaded")
     learn.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
@@ -209,7 +222,7 @@ def _add_learn(commands: Any) -> None:
 def _add_paper(commands: Any, called: str) -> None:
     text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
     example = "paper --table main --llm completion:NAME --splits template_1 --seeds 0"
-    paper = command(commands, "paper", "rcr_trainer.paper.command:paper", text, example)
+    paper = command(commands, "paper", "rcr_trainer.cli.paper:paper", text, example)
     rows = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--selectors LIST] [--limit N]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {rows} [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
     paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")

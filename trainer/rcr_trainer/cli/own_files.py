@@ -10,12 +10,12 @@ from typing import Any
 
 from langchain_rcr.basics.files import write_text
 from langchain_rcr.programs import ProgramSpec, get_parser
-from rcr_trainer.console import PROG, show
+from rcr_trainer.cli.console import PROG, show
 from rcr_trainer.data import Split, read_examples, spider_split, text2sql_split, write_split
 from rcr_trainer.data.check import FileCheck, Keys, check_files, guess_keys, guess_language
 from rcr_trainer.data.files import SHOWN
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.layers import fresh_yaml, run_name
+from rcr_trainer.runs.layers import fresh_yaml, run_name
 
 
 def check(given: argparse.Namespace) -> int:

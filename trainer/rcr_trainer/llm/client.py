@@ -25,9 +25,9 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
+from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.redaction import HIDDEN, remember, remember_key, without_secrets
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""

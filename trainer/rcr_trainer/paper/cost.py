@@ -11,8 +11,8 @@ from typing import Any
 
 from langchain_rcr.policy.prompt import arranged
 from rcr_trainer import baselines
-from rcr_trainer.budget import estimate
 from rcr_trainer.data import Split
+from rcr_trainer.evaluation.budget import estimate
 from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.paper.sweep import Cell

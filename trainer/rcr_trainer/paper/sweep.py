@@ -14,12 +14,12 @@ from langchain_rcr.families.base import PAPER_FAMILY
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.report import EvaluationReport, Picks, read_picks
-from rcr_trainer.layers import checked, load_config, merged
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.layers import checked, load_config, merged
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import SFTSettings
 

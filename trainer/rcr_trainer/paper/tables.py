@@ -18,8 +18,8 @@ from typing import Any, Literal, TypeAlias
 
 from langchain_rcr.families import DEFAULT_FAMILY
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL
-from rcr_trainer.layers import merged
 from rcr_trainer.paper.splits import COVR, GEOQUERY
+from rcr_trainer.runs.layers import merged
 from rcr_trainer.training.registry import ADVANTAGES
 
 Settings: TypeAlias = Mapping[str, Mapping[str, Any]]

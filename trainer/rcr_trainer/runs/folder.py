@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from langchain_rcr.basics.files import remove_abandoned, write_json, write_text
 from langchain_rcr.errors import CheckpointError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.layers import differences, run_config, settings, to_yaml
+from rcr_trainer.runs.layers import differences, run_config, settings, to_yaml
 from rcr_trainer.runs.locking import LOCK
 from rcr_trainer.runs.provenance import FORMAT_VERSION, now, provenance
 from rcr_trainer.settings import Settings

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from langchain_rcr.basics.extras import library_versions
-from rcr_trainer.redaction import redact
+from rcr_trainer.llm.redaction import redact
 from rcr_trainer.settings import Settings
 
 FORMAT_VERSION = 1

@@ -6,14 +6,14 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 
-from rcr_trainer import console
+from rcr_trainer.cli import console
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.layers import given_settings, load_config, merged
 from rcr_trainer.paper.cost import budget, pace
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
 from rcr_trainer.paper.sweep import Cell, Sweep
 from rcr_trainer.paper.tables import TABLES
+from rcr_trainer.runs.layers import given_settings, load_config, merged
 
 
 def paper(given: argparse.Namespace) -> None:

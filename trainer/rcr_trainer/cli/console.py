@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
 
+from rcr_trainer.llm.redaction import shown
+
 PROG = "rcr-train"
 _SETTING = "setting:"
 """Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
@@ -30,8 +32,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line."""
-        from rcr_trainer.redaction import shown
-
         hint = f"see {self.prog} --help"
         if message.endswith("required: CONFIG"):
             hint = f"`{PROG} init --train my.jsonl` writes one for your files"
@@ -44,7 +44,7 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             hint = f"unknown argument '{flag}'"
             if flag.startswith("--") and given.settings:
-                from rcr_trainer.layers import unknown_key
+                from rcr_trainer.runs.layers import unknown_key
 
                 hint = unknown_key(flag.removeprefix("--"), given.settings)
             self.exit(2, f"{PROG}: error: {hint} (see {given.prog} --help)\n")
@@ -73,7 +73,7 @@ def add_settings(
 
     Help shows those in `shown`; None: all.
     """
-    from rcr_trainer.layers import plain, section_title, settings
+    from rcr_trainer.runs.layers import plain, section_title, settings
 
     chosen = {path: setting for path, setting in settings().items() if wanted(path)}
     short = {"evaluation.split": ["--split"], "evaluation.k": ["--k"]} if parser.prog.endswith("evaluate") else {}
@@ -105,15 +105,11 @@ def flags(given: argparse.Namespace) -> dict[str, str]:
 
 def show(line: str) -> None:
     """Write a line of results to stdout."""
-    from rcr_trainer.redaction import shown
-
     sys.stdout.write(f"{shown(line)}\n")
 
 
 def say(line: str) -> None:
     """Write a line to stderr; of several processes on a machine the first does."""
-    from rcr_trainer.redaction import shown
-
     if number("LOCAL_RANK") == 0:
         sys.stderr.write(f"{shown(line)}\n")
 
@@ -129,8 +125,6 @@ class _AboveBars(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
-
-        from rcr_trainer.redaction import shown
 
         tqdm.write(shown(self.format(record)), file=sys.stderr)
 
@@ -149,18 +143,3 @@ def logged() -> Iterator[None]:
         library.removeHandler(handler)
         log.removeHandler(handler)
         log.setLevel(level)
-
-
-def set_threads(threads: int | None) -> None:
-    """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None: no limit.
-
-    In any case threads wait asleep: on a busy machine, waiting busily slows training several-fold.
-    """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    if threads is None:
-        return
-    for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-        os.environ[variable] = str(threads)
-    import torch
-
-    torch.set_num_threads(threads)

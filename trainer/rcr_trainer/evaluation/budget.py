@@ -7,30 +7,25 @@ from contextlib import nullcontext
 from functools import partial, reduce
 from heapq import nlargest
 from operator import add
-from typing import TYPE_CHECKING
 
 from langchain_rcr.families import get_family
 from langchain_rcr.policy.prompt import Request
 from rcr_trainer.data import Example
+from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
+from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Estimate, limits
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.pipeline import load_checked
 from rcr_trainer.settings import Settings
 from rcr_trainer.tasks import Task, build_reward, open_language_model
 from rcr_trainer.training.registry import TIMES
-
-if TYPE_CHECKING:
-    from rcr_trainer.llm.model import LanguageModel
 
 SECONDS = 1
 """An answer is taken to need: a server's short one does; one of a model on this machine may need many times that."""
 
 
-def plan(config: Settings) -> list[str]:
+def plan(config: Settings, task: Task) -> list[str]:
     """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked."""
-    from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
-
-    _, task = load_checked(config)
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     if config.grpo.enabled:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
@@ -81,14 +76,10 @@ def _limits(cost: Estimate, llm: LLMSettings) -> Iterator[str]:
 
 def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
     """Each stage that asks the language model: how often at most, how many examples a prompt shows, which queries."""
-    from rcr_trainer.evaluation.resources import count_selectors, texts_at_most
-
     grpo, evaluation = config.grpo, config.evaluation
     times = max(TIMES) if grpo.enabled and grpo.race and grpo.prompt_tokens else 1
     most = evaluation.k or config.model.k * times
     if grpo.enabled and build_reward(config, task.spec).needs_llm:
-        from rcr_trainer.grpo import calls_at_most
-
         shown = grpo.k or config.model.k * times
         races = grpo.prompt_tokens is not None or bool(get_family(config.model.family).changes)
         for stage, calls in calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races).items():
