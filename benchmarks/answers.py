@@ -34,8 +34,8 @@ from common import limit_threads, table
 if TYPE_CHECKING:
     import numpy as np
     from rcr_trainer.llm.model import LanguageModel
+    from rcr_trainer.runs.tasks import Task
     from rcr_trainer.settings import Settings
-    from rcr_trainer.tasks import Task
 
 FOLDER = Path("runs/answers")
 SETS = ("standard", "csl_template_1", "csl_template_2", "csl_template_3")
@@ -213,7 +213,7 @@ def measured(
 ) -> dict[str, list[float | None]]:
     """By measure what each question got: exact and execution 0 or 1, log P of the gold program."""
     from rcr_trainer.rewards import correctness, score
-    from rcr_trainer.tasks import build_execution
+    from rcr_trainer.runs.tasks import build_execution
 
     found: dict[str, list[float | None]] = {}
     programs, scores = said(llm, asked, shown, what)
@@ -398,7 +398,7 @@ def main() -> int:
     arguments = _arguments()
     limit_threads(arguments.threads)
     from rcr_trainer.data.examples import read_json_file
-    from rcr_trainer.tasks import divide, load_split, open_language_model
+    from rcr_trainer.runs.tasks import divide, load_split, open_language_model
 
     from langchain_rcr.basics.files import write_json
     from langchain_rcr.errors import RCRError

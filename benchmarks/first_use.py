@@ -44,7 +44,7 @@ def loaded(name: str, data: Path, drawn: Path) -> tuple[list[dict[str, str]], li
     """Training examples, test questions, and the language of the programs."""
     from rcr_trainer.paper.splits import split_settings
     from rcr_trainer.runs.layers import checked
-    from rcr_trainer.tasks import load_split
+    from rcr_trainer.runs.tasks import load_split
 
     settings = split_settings(name, data, drawn)
     own = {"name": "first-use", "output": str(drawn / "run")}

@@ -35,7 +35,7 @@ class Traffic:
     """A served policy, the questions that it is asked and what its picks earn.
 
     Args:
-        policy: `rcr_trainer.learn.Policy`.
+        policy: `rcr_trainer.evaluation.learn.Policy`.
         split: of COVR.
         explore: the retriever's.
     """
@@ -57,7 +57,7 @@ class Traffic:
 
     def serve(self, variant: Mapping[str, Any]) -> None:
         """From now on serve this variant of the policy."""
-        from rcr_trainer.learn import Policy
+        from rcr_trainer.evaluation.learn import Policy
 
         texts, retriever = self.policy.texts, self.policy.retriever
         retriever.store.encoder.vary(variant)
@@ -65,9 +65,9 @@ class Traffic:
         self.policy.texts = texts
 
     def logged(self, asked: Any, picks: Any, log_probs: Any, outcomes: Any) -> Any:
-        """As `rcr_trainer.learn.read` gives it."""
+        """As `rcr_trainer.evaluation.learn.read` gives it."""
         import numpy as np
-        from rcr_trainer.learn import Logged
+        from rcr_trainer.evaluation.learn import Logged
 
         groups = np.zeros(len(asked), dtype=np.int64), np.zeros(len(self.split.train), dtype=np.int64)
         return Logged(asked, picks, log_probs, outcomes, np.full(len(asked), self.explore), groups)
@@ -75,7 +75,7 @@ class Traffic:
     def drawn(self, asked: Any, seed: int, variant: Mapping[str, Any]) -> tuple[Any, Any]:
         """Picks of a variant (B, K) and their log-probabilities."""
         import numpy as np
-        from rcr_trainer.training.off_policy import walk
+        from rcr_trainer.evaluation.off_policy import walk
 
         nothing = np.zeros((len(asked), K))
         there = self.logged(asked, nothing, nothing, nothing)
@@ -160,7 +160,7 @@ class Traffic:
 def served(explore: float, size: int, questions: int, seed: int, variant: Mapping[str, Any]) -> Traffic:
     """A policy fitted to COVR's split 110, and varied."""
     from rcr_trainer.data import covr_split
-    from rcr_trainer.learn import Policy
+    from rcr_trainer.evaluation.learn import Policy
 
     from langchain_rcr import SequentialCompositionalRetriever
 
@@ -173,9 +173,9 @@ def served(explore: float, size: int, questions: int, seed: int, variant: Mappin
 
 def judged(traffic: Traffic, variants: Mapping[str, Mapping[str, Any]], logged: Any) -> dict[str, list[float]]:
     """For each variant its estimated gain and the ends of the interval, on the second half of a log."""
+    from rcr_trainer.evaluation.learn import Estimates
     from rcr_trainer.evaluation.metrics import interval_of
-    from rcr_trainer.learn import Estimates
-    from rcr_trainer.training.off_policy import halves
+    from rcr_trainer.evaluation.off_policy import halves
 
     first = halves(logged.asked, traffic.policy.seed)
     estimates = Estimates(traffic.policy, logged.only(~first), logged.only(first))
@@ -188,7 +188,7 @@ def judged(traffic: Traffic, variants: Mapping[str, Mapping[str, Any]], logged: 
 
 def climbed(traffic: Traffic, questions: int, logs: int, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
     """What the command learns from each of some logs, one after the other, and what the policy truly earns then."""
-    from rcr_trainer.learn import choose
+    from rcr_trainer.evaluation.learn import choose
 
     yield {"true": float(traffic.truth({}, rounds).mean())}
     for number in range(logs):
@@ -242,7 +242,7 @@ def main() -> int:
     limit_threads(options.threads)
     logging.disable(logging.WARNING)
     import numpy as np
-    from rcr_trainer.learn import REACHED, Estimates, choose
+    from rcr_trainer.evaluation.learn import REACHED, Estimates, choose
 
     from langchain_rcr.basics.files import write_json
 

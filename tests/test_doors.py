@@ -38,13 +38,11 @@ LEVELS = {
             "baselines",
             "data",
             "training",
-            "runs",
             "settings",
         ],
-        ["tasks"],
-        ["policies"],
+        ["runs"],
         ["sft", "race", "grpo", "evaluation"],
-        ["pipeline", "learn"],
+        ["pipeline"],
         ["paper"],
         ["cli"],
     ],
@@ -243,7 +241,7 @@ def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], 
         ("rcr_trainer/grpo.py", "from rcr_trainer import sft", "don't know each other"),
         ("rcr_trainer/grpo.py", "from rcr_trainer.race import race", "don't know each other"),
         ("rcr_trainer/data/covr.py", "from rcr_trainer.evaluation import evaluate", "down only"),
-        ("rcr_trainer/runs/folder.py", "from rcr_trainer import cli", "down only"),
+        ("rcr_trainer/rewards/reward.py", "from rcr_trainer import cli", "down only"),
         ("rcr_trainer/evaluation/table.py", "from langchain_core.documents import Document", "LangChain has no"),
         ("rcr_trainer/sft.py", "from langchain_rcr.index._memory import x", "private"),
     ],
@@ -276,11 +274,11 @@ def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
 def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
     files = {
         "rcr_trainer/data/a.py": "from rcr_trainer.training.registry import StageSettings",
-        "rcr_trainer/training/registry.py": "import rcr_trainer.runs.folder",
-        "rcr_trainer/runs/folder.py": "from rcr_trainer.data import Example",
+        "rcr_trainer/training/registry.py": "import rcr_trainer.rewards.reward",
+        "rcr_trainer/rewards/reward.py": "from rcr_trainer.data import Example",
     }
     assert len(offences(_built(tmp_path, files))) == 3
-    del files["rcr_trainer/runs/folder.py"]
+    del files["rcr_trainer/rewards/reward.py"]
     assert offences(_built(tmp_path / "open", files)) == []
 
 

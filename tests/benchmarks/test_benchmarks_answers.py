@@ -12,7 +12,7 @@ from openai_server import OpenAIServer
 from places import ROOT, TESTS
 from rcr_trainer.data import Split, covr_split, write_split
 from rcr_trainer.llm.cache import Answer
-from rcr_trainer.tasks import divide, load_split
+from rcr_trainer.runs.tasks import divide, load_split
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import APPENDIX_D

@@ -12,8 +12,8 @@ from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.stage import evaluation_stage
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.tasks import divide
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import divide
 
 from langchain_rcr import CheckpointError, SequentialCompositionalRetriever
 

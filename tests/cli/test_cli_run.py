@@ -9,8 +9,8 @@ from places import DATA
 from rcr_trainer import cli
 from rcr_trainer.data import covr_split, read_split, write_split
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.tasks import divide, load_split
 from rcr_trainer.settings import DataSettings
-from rcr_trainer.tasks import divide, load_split
 from reports import logged
 
 pytestmark = pytest.mark.slow
@@ -224,7 +224,7 @@ def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):
     def offline(destination):
         raise DataError("can't download: no network")
 
-    monkeypatch.setattr("rcr_trainer.tasks.download_geoquery", offline)
+    monkeypatch.setattr("rcr_trainer.runs.tasks.download_geoquery", offline)
     assert cli.main(["run", "demo.yaml", "--data.task=geoquery", "--data.split=length"]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert "downloading the GeoQuery corpus" in lines[0]

@@ -10,8 +10,8 @@ import pytest
 from rcr_trainer.data import geoquery, geoquery_split, write_split
 from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.runs.tasks import load_split
 from rcr_trainer.settings import DataSettings
-from rcr_trainer.tasks import load_split
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.prompt import APPENDIX_D

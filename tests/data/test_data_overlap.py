@@ -8,8 +8,8 @@ import pytest
 from rcr_trainer import cli
 from rcr_trainer.data import Example, Split, shared
 from rcr_trainer.data.check import check_split
+from rcr_trainer.runs.tasks import say_data
 from rcr_trainer.settings import DataSettings
-from rcr_trainer.tasks import say_data
 
 from langchain_rcr.programs import ProgramSpec
 

@@ -11,10 +11,10 @@ from rcr_trainer import cli
 from rcr_trainer.data import covr_split, read_split, write_examples
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import EvaluationReport
-from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.policies import load_model
+from rcr_trainer.runs.tasks import check_task, divide
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import check_task, divide
 from reports import logged
 
 from langchain_rcr.basics.items import Item

@@ -9,8 +9,8 @@ from rcr_trainer.data import Example
 from rcr_trainer.evaluation.budget import longest_prompt
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.runs.tasks import Task, open_language_model
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, open_language_model
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.prompt import APPENDIX_D

@@ -15,8 +15,8 @@ from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_setting
 from rcr_trainer.paper.sweep import Outcome, Sweep
 from rcr_trainer.paper.tables import RIVALS, TABLES, Row, name_of, paper_figure, published
 from rcr_trainer.runs.layers import given_settings, load_config, merged
+from rcr_trainer.runs.tasks import load_split
 from rcr_trainer.settings import DataSettings, Settings
-from rcr_trainer.tasks import load_split
 
 CORPUS = DATA / "geoquery" / "corpus.xml"
 IDS = DATA / "geoquery" / "splits_csl"

@@ -278,7 +278,7 @@ def test_without_a_corpus_and_a_network_it_says_where_a_corpus_may_lie(capsys, m
     def fail(destination):
         raise DataError("can't download it: no route")
 
-    monkeypatch.setattr("rcr_trainer.tasks.download_geoquery", fail)
+    monkeypatch.setattr("rcr_trainer.runs.tasks.download_geoquery", fail)
     assert paper("rl", splits="template_1") == 2
     end = "can't download it: no route; --data FOLDER takes them from a folder, as data/geoquery would be\n"
     assert capsys.readouterr().err.endswith(end)

@@ -16,8 +16,8 @@ from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import read_picks
 from rcr_trainer.rewards import score, structure_coverage
+from rcr_trainer.runs.tasks import divide
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import divide
 from toys import lexical
 
 from langchain_rcr import InputError, Item, SequentialCompositionalRetriever, TriEncoder, semantic_parsing_chain

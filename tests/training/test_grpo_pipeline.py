@@ -11,11 +11,11 @@ from answering import answering, asks
 from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.policies import build_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import load_config
+from rcr_trainer.runs.policies import build_model
+from rcr_trainer.runs.tasks import divide, load_split
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import divide, load_split
 from reports import logged
 
 from langchain_rcr.policy.triencoder import TriEncoder

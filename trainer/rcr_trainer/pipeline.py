@@ -24,14 +24,12 @@ from langchain_rcr.programs import get_parser
 from rcr_trainer.data import PARTS, Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.report import EvaluationReport
-from rcr_trainer.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
 from rcr_trainer.rewards import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
 from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.locking import hold
-from rcr_trainer.runs.threads import set_threads
-from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import (
+from rcr_trainer.runs.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
+from rcr_trainer.runs.tasks import (
     CORPUS,
     LANGUAGE,
     Task,
@@ -42,6 +40,8 @@ from rcr_trainer.tasks import (
     open_language_model,
     say_data,
 )
+from rcr_trainer.runs.threads import set_threads
+from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
     from langchain_rcr.policy.triencoder import TriEncoder

@@ -16,8 +16,8 @@ from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Estimate, limits
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.runs.tasks import Task, build_reward, open_language_model
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, build_reward, open_language_model
 from rcr_trainer.training.registry import TIMES
 
 SECONDS = 1

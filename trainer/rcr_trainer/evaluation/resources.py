@@ -21,10 +21,10 @@ from rcr_trainer.baselines.set_bsr import transformer_tokens
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import BudgetExceeded, UnscoredError
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.policies import device_of, embeddings_of
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.policies import device_of, embeddings_of
+from rcr_trainer.runs.tasks import Task, open_language_model
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, open_language_model
 
 logger = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, Evaluation
 from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.policies import load_model
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import differences, load_config
+from rcr_trainer.runs.policies import load_model
+from rcr_trainer.runs.tasks import Task, build_execution, divide, open_language_model
 from rcr_trainer.runs.trust import check_foreign
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task, build_execution, divide, open_language_model
 
 logger = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from rcr_trainer.evaluation.budget import estimate
 from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.paper.sweep import Cell
-from rcr_trainer.tasks import divide, load_split, open_language_model
+from rcr_trainer.runs.tasks import divide, load_split, open_language_model
 
 _FEW, _MOST = 3, 64
 """Prompts that tell how fast the language model is: at least so many at a time, in all."""

@@ -12,7 +12,7 @@ from langchain_rcr.basics.files import atomic_directory
 from rcr_trainer.data import Split, spider_split, text2sql_split, write_split
 from rcr_trainer.data.geoquery import PUBLISHED, published_ids
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.tasks import download_corpus
+from rcr_trainer.runs.tasks import download_corpus
 
 GEOQUERY = tuple(name if name == "standard" else f"csl_{name}" for name in PUBLISHED)
 """The paper's eight: all but the standard one are of google-research/language, language/compgen/csl."""

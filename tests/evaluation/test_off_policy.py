@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from rcr_trainer import cli, learn
-from rcr_trainer.training.off_policy import CLIP, described, gains, halves, predicted, walk, weights
+from rcr_trainer import cli
+from rcr_trainer.evaluation import learn
+from rcr_trainer.evaluation.off_policy import CLIP, described, gains, halves, predicted, walk, weights
 
 from langchain_rcr import Item, OutcomeLog, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.families import get_family
@@ -46,7 +47,7 @@ def test_a_walk_by_hand() -> None:
 
 
 def test_only_the_best_can_be_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rcr_trainer.training.off_policy.EXPLORED", 2)
+    monkeypatch.setattr("rcr_trainer.evaluation.off_policy.EXPLORED", 2)
     query = np.array([[1.0]], dtype=np.float32)
     pool = PoolVectors(*(np.array([[1], [2], [1], [0]], dtype=np.float32),) * 2)
     for picks, chance in (([0], 1 / (1 + np.e)), ([1], np.e / (1 + np.e)), ([2], 0.0), ([3], 0.0)):
@@ -132,7 +133,7 @@ def test_what_serving_draws_has_the_logged_probability(
 ) -> None:
     for least in (128, 6):  # more than the pool has, and fewer
         monkeypatch.setattr(selection, "EXPLORED", least)
-        monkeypatch.setattr("rcr_trainer.training.off_policy.EXPLORED", least)
+        monkeypatch.setattr("rcr_trainer.evaluation.off_policy.EXPLORED", least)
         log = OutcomeLog(tmp_path / f"{least}.jsonl", text=True)
         simulated(served, log, lambda programs: 0.5, 300)
         policy = learn.Policy(SequentialCompositionalRetriever.from_pretrained(served))

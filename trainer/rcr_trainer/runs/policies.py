@@ -19,8 +19,8 @@ from rcr_trainer.data import Example, read_examples, write_examples
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.make import load
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.tasks import Task
 from rcr_trainer.settings import Settings
-from rcr_trainer.tasks import Task
 
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
