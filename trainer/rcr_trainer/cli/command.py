@@ -11,25 +11,14 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
 import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
-from rcr_trainer.cli.console import (
-    PROG,
-    USUAL,
-    Parser,
-    add_settings,
-    command,
-    flags,
-    logged,
-    number,
-    say,
-    show,
-)
+from rcr_trainer.cli.console import PROG, USUAL, Parser, add_settings, command, flags, logged, number, say, show
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.runs.threads import set_threads
 
@@ -38,6 +27,8 @@ EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torc
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
 
+_FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
+_FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
 _WIDTH = 100
 _LONGEST = 900
 """Characters of an error: a setting may be as long as its file."""
@@ -163,17 +154,27 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     parser.add_argument("--version", action="version", version=f"{PROG} {langchain_rcr.__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     called = next((word for word in arguments if not word.startswith("-")), "")
+    _add_init(commands)
+    _add_run(commands, called, asks_for_help=not {"-h", "--help"}.isdisjoint(arguments))
+    _add_evaluate(commands, called)
+    _add_learn(commands)
+    _add_paper(commands, called)
+    _add_data(commands)
+    return parser
 
+
+def _add_init(commands: Any) -> None:
     text = "write a YAML file with all settings, commented"
-    init = command(commands, "init", "rcr_trainer.cli.own_files:init", text, "init --train my.jsonl")
-    init.add_argument("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
-    init.add_argument("--force", action="store_true", help="overwrite the file")
-    text = "your own questions and programs: the settings are written for them"
-    init.add_argument("--train", type=Path, metavar="FILE", help=text)
-    init.add_argument("--dev", type=Path, metavar="FILE", help="development questions (default: some of --train)")
-    init.add_argument("--test", type=Path, metavar="FILE", help="held-out questions (default: development questions)")
-    _add_keys(init)
+    add = command(commands, "init", "rcr_trainer.cli.own_files:init", text, "init --train my.jsonl").add_argument
+    add("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
+    add("--force", action="store_true", help="overwrite the file")
+    add("--train", **_FILE, help="your own questions and programs: the settings are written for them")
+    add("--dev", **_FILE, help="development questions (default: some of --train)")
+    add("--test", **_FILE, help="held-out questions (default: development questions)")
+    _add_keys(add)
 
+
+def _add_run(commands: Any, called: str, *, asks_for_help: bool) -> None:
     for name, until, text in (
         ("run", "evaluation", "data, training and evaluation, as a YAML file says"),
         ("sft", "sft", "the same up to supervised fine-tuning"),
@@ -189,8 +190,10 @@ def build_parser(arguments: Sequence[str]) -> Parser:
         run.add_argument("--dry-run", action="store_true", help=cost)
         run.add_argument("--help-all", action="help", help="show all settings, not the usual ones alone, and exit")
         if called == name:
-            add_settings(run, lambda path: True, USUAL if {"-h", "--help"} & {*arguments} else None)
+            add_settings(run, lambda path: True, USUAL if asks_for_help else None)
 
+
+def _add_evaluate(commands: Any, called: str) -> None:
     text = "compare a trained retriever with plain selectors, by a language model's answers, too"
     evaluate = command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
     options = "[--trust] [--split {test,dev}] [--k INT] [--SECTION.FIELD VALUE ...]"
@@ -201,22 +204,17 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     if called == "evaluate":
         add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
-    _add_learn(commands)
-    _add_paper(commands, called)
-    _add_data(commands)
-    return parser
-
 
 def _add_learn(commands: Any) -> None:
     text = "change a served policy by what came of its picks, if the change is sure to earn more"
-    learn = command(commands, "learn", _learn, text, "learn outcomes.jsonl runs/demo --out better")
-    learn.add_argument("log", type=Path, metavar="LOG", help="the file of an OutcomeLog")
-    learn.add_argument("served", type=Path, metavar="SERVED", help="the folder from which the retriever was loaded")
-    learn.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    add = command(commands, "learn", _learn, text, "learn outcomes.jsonl runs/demo --out better").add_argument
+    add("log", type=Path, metavar="LOG", help="the file of an OutcomeLog")
+    add("served", type=Path, metavar="SERVED", help="the folder from which the retriever was loaded")
+    add("--out", required=True, **_FOLDER, help="the folder to write")
     text = "file with the questions as `source`, if the log has no texts (those of the pool are known)"
-    learn.add_argument("--questions", type=Path, metavar="FILE", help=text)
-    learn.add_argument("--seed", type=int, default=0, help="of how the log is halved (default 0)")
-    learn.add_argument("--trust", action="store_true", help="a model that the folder names may be fetched or opened")
+    add("--questions", **_FILE, help=text)
+    add("--seed", type=int, default=0, help="of how the log is halved (default 0)")
+    add("--trust", action="store_true", help="a model that the folder names may be fetched or opened")
 
 
 def _add_paper(commands: Any, called: str) -> None:
@@ -225,69 +223,62 @@ def _add_paper(commands: Any, called: str) -> None:
     paper = command(commands, "paper", "rcr_trainer.cli.paper:paper", text, example)
     rows = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--selectors LIST] [--limit N]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {rows} [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
-    paper.add_argument("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
+    add = paper.add_argument
+    add("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
     text = "local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
-    paper.add_argument("--llm", metavar="KIND[:MODEL]", help=text)
+    add("--llm", metavar="KIND[:MODEL]", help=text)
     text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of these (default: the paper's)"
-    paper.add_argument("--splits", metavar="LIST", help=text)
-    paper.add_argument("--seeds", metavar="LIST", help="(default: 0,1,2; with --limit 0)")
+    add("--splits", metavar="LIST", help=text)
+    add("--seeds", metavar="LIST", help="(default: 0,1,2; with --limit 0)")
     text = "only these rows beside RCR: bm25, epr, … as evaluation.selectors has them, rcr_without_sft"
-    paper.add_argument("--selectors", metavar="LIST", help=text)
+    add("--selectors", metavar="LIST", help=text)
     text = (
         "a trial of the whole: the model is asked about N test questions a row, N times a stage; in a folder of its own"
     )
-    paper.add_argument("--limit", type=int, metavar="N", help=text)
+    add("--limit", type=int, metavar="N", help=text)
     agreed = paper.add_mutually_exclusive_group()
     agreed.add_argument("--yes", action="store_true", help="agree to the budget that is shown first")
     agreed.add_argument("--dry-run", action="store_true", help="only show the budget")
-    paper.add_argument("--config", type=Path, metavar="FILE", help="YAML file with settings that all runs have")
-    text = "folder with geoquery/ and text2sql/ (default: data)"
-    paper.add_argument("--data", type=Path, default=Path("data"), metavar="FOLDER", help=text)
+    add("--config", **_FILE, help="YAML file with settings that all runs have")
+    add("--data", default=Path("data"), **_FOLDER, help="folder with geoquery/ and text2sql/ (default: data)")
     text = "folder for the runs and the table (default: runs/paper)"
-    paper.add_argument("--out", type=Path, default=Path("runs/paper"), metavar="FOLDER", help=text)
+    add("--out", default=Path("runs/paper"), **_FOLDER, help=text)
     if called == "paper":
         add_settings(paper, lambda path: path not in ("name", "output", "seed"))
 
 
-def _add_keys(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--source-key", help="field of the question (default: guessed)")
-    parser.add_argument("--target-key", help="field of the program (default: guessed)")
-    languages = "functional, sexpr, sql, sql:DIALECT, json, python or tokens (default: guessed)"
-    parser.add_argument("--language", help=languages)
+def _add_keys(add: Callable[..., object]) -> None:
+    add("--source-key", help="field of the question (default: guessed)")
+    add("--target-key", help="field of the program (default: guessed)")
+    add("--language", help="functional, sexpr, sql, sql:DIALECT, json, python or tokens (default: guessed)")
 
 
 def _add_data(commands: Any) -> None:
-    data = commands.add_parser(
-        "data", help="look at your files; turn public data into a folder that data.directory takes"
-    )
-    kinds = data.add_subparsers(metavar="COMMAND", title="commands", required=True)
+    text = "look at your files; turn public data into a folder that data.directory takes"
+    kinds = commands.add_parser("data", help=text).add_subparsers(metavar="COMMAND", title="commands", required=True)
     text = "read files as a run would, and name the rows that need fixing; exit code 1 if there are any"
-    check = command(kinds, "check", "rcr_trainer.cli.own_files:check", text, "data check train.jsonl test.jsonl")
-    check.add_argument(
-        "files", nargs="+", type=Path, metavar="FILE", help="JSONL, JSON, CSV or TSV; each is compared with the first"
-    )
-    check.add_argument("--id-key", help="field of the id (default: none, the row number)")
-    _add_keys(check)
+    example = "data check train.jsonl test.jsonl"
+    add = command(kinds, "check", "rcr_trainer.cli.own_files:check", text, example).add_argument
+    add("files", nargs="+", **_FILE, help="JSONL, JSON, CSV or TSV; each is compared with the first")
+    add("--id-key", help="field of the id (default: none, the row number)")
+    _add_keys(add)
 
     text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
     example = "data text2sql scholar.json --split query --out scholar"
-    text2sql = command(kinds, "text2sql", "rcr_trainer.cli.own_files:text2sql", text, example)
-    text2sql.add_argument("file", type=Path, metavar="FILE", help="one JSON file of the collection")
+    add = command(kinds, "text2sql", "rcr_trainer.cli.own_files:text2sql", text, example).add_argument
+    add("file", **_FILE, help="one JSON file of the collection")
     text = "query: no query of test occurs in training (default); question: questions are divided at random"
-    text2sql.add_argument("--split", choices=("query", "question"), default="query", help=text)
-    text2sql.add_argument(
-        "--fold", type=int, metavar="N", help="in a file with numbered folds, that of test (default 0)"
-    )
-    text2sql.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    add("--split", choices=("query", "question"), default="query", help=text)
+    add("--fold", type=int, metavar="N", help="in a file with numbered folds, that of test (default 0)")
+    add("--out", required=True, **_FOLDER, help="the folder to write")
 
     text = "Spider's questions on many databases, with their schemas, in a split of Spider-SSP"
-    spider = command(kinds, "spider", "rcr_trainer.cli.own_files:spider", text, "data spider spider --out ssp-template")
-    text = "with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite"
-    spider.add_argument("folder", type=Path, metavar="FOLDER", help=text)
+    example = "data spider spider --out ssp-template"
+    add = command(kinds, "spider", "rcr_trainer.cli.own_files:spider", text, example).add_argument
+    add("folder", **_FOLDER, help="with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite")
     splits = ("random_1", "template_1", "tmcd_1", "length_1")
-    spider.add_argument("--split", choices=splits, default="template_1", help="(default: template_1)")
-    text = "the databases, if they are elsewhere (default: FOLDER/database)"
-    spider.add_argument("--databases", type=Path, metavar="FOLDER", help=text)
+    add("--split", choices=splits, default="template_1", help="(default: template_1)")
+    add("--databases", **_FOLDER, help="the databases, if they are elsewhere (default: FOLDER/database)")
     text = "values of each column that the schema shows (default: none)"
-    spider.add_argument("--samples", type=int, default=0, metavar="N", help=text)
-    spider.add_argument("--out", type=Path, required=True, metavar="FOLDER", help="the folder to write")
+    add("--samples", type=int, default=0, metavar="N", help=text)
+    add("--out", required=True, **_FOLDER, help="the folder to write")
