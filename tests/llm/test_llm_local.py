@@ -164,11 +164,11 @@ def test_a_server_and_this_machine_agree_and_pay_once(folder: str, tmp_path: Pat
 
 @pytest.mark.parametrize("batch_size", [1, 4, 16])
 def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> None:
-    model = local_lm(model=folder, max_new_tokens=12, batch_size=batch_size, stop=["\n"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, batch_size=batch_size, device="cpu")
     expected = [plain(model, prompt) for prompt in PROMPTS]
     # Otherwise this would test less than it says.
     assert {end for _, end, _ in expected} == {"stop", "length"}
-    found = [row[0] for row in model.generate(PROMPTS).generations]
+    found = [row[0] for row in model.generate(PROMPTS, stop=["\n"]).generations]
     assert [
         (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"]) for one in found
     ] == expected
@@ -176,13 +176,22 @@ def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> 
 
 
 def test_other_stop_sequences(folder: str) -> None:
-    model = local_lm(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, device="cpu")
     whole = [row[0].text for row in model.generate(PROMPTS).generations]
     last = {text.split()[-1] for text in whole if len(text.split()) > 2}
     stop = sorted(last)[0]
     cut = [row[0].text for row in model.generate(PROMPTS, stop=[stop]).generations]
     assert cut == [text.split(stop)[0].strip() for text in whole]
     assert cut != whole
+
+
+def test_an_empty_list_of_stop_sequences_is_none_at_all(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = LLMSettings(kind="local", model=folder, max_tokens=4, stop=[], device="cpu")
+    with open_llm(settings, None) as llm:
+        stops: list[Any] = []
+        monkeypatch.setattr("rcr_trainer.llm.local.cut", lambda text, stop: (stops.append(stop) or text, False))
+        llm.generate(PROMPTS[:2])
+    assert stops == [[], []]
 
 
 def test_a_prompt_that_does_not_fit_is_no_program(folder: str) -> None:
@@ -210,7 +219,7 @@ def test_through_settings_it_is_asked_in_batches_and_counted_exactly(folder: str
         assert (llm.stats.nominal, llm.stats.paid, llm.stats.counted) == (18, 9, 0)
         estimate = llm.estimate_calls(1, "Source: a b")
         assert (estimate.use.prompt_tokens, estimate.exact) == (3, True)
-    model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, device="cpu")
     for answer, prompt in zip(answers, PROMPTS * 2, strict=True):
         text, end, _ = plain(model, prompt)
         assert (answer.text, answer.reason) == (
@@ -254,7 +263,7 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
 
 
 def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = local_lm(model=folder, max_new_tokens=12, stop=["no such word"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, device="cpu")
     whole = [row[0].text for row in model.generate(PROMPTS).generations]
     stop = sorted(text.split()[1] for text in whole if len(text.split()) > 3)[:1]
     assert [row[0].text for row in model.generate(PROMPTS, stop=stop).generations] != whole
@@ -281,9 +290,9 @@ def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: py
 )
 def test_models_of_other_kinds(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
     folder = make(tmp_path / "lm", kind=kind, **options)
-    model = local_lm(model=folder, max_new_tokens=12, stop=["\n"], device="cpu")
+    model = local_lm(model=folder, max_new_tokens=12, device="cpu")
     for model.batch_size in (1, 16):
-        found = [row[0] for row in model.generate(PROMPTS).generations]
+        found = [row[0] for row in model.generate(PROMPTS, stop=["\n"]).generations]
         assert [
             (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"]) for one in found
         ] == [plain(model, prompt) for prompt in PROMPTS]

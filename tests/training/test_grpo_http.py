@@ -20,6 +20,7 @@ from rcr_trainer.settings import Settings
 from reports import logged
 
 from langchain_rcr import SequentialCompositionalRetriever, semantic_parsing_chain
+from langchain_rcr.policy.prompt import APPENDIX_D
 
 if TYPE_CHECKING:
     from rcr_trainer.llm.local import LocalLM
@@ -92,7 +93,7 @@ def answer(parser: LocalLM) -> Callable[[str], tuple[str, str]]:
     @cache
     def answer(prompt: str) -> tuple[str, str]:
         with alone:
-            generation = parser.generate([prompt]).generations[0][0]
+            generation = parser.generate([prompt], stop=list(APPENDIX_D.stop)).generations[0][0]
         return generation.text, (generation.generation_info or {})["finish_reason"]
 
     return answer

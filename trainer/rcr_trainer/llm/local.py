@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.families.pooled import undisturbed
-from langchain_rcr.policy.prompt import APPENDIX_D
 from rcr_trainer.errors import ConfigError
 
 _HASHED = 256 * 2**20
@@ -35,7 +33,6 @@ class LocalLM(BaseLLM):
 
     Args:
         model: a local folder, or a hub name.
-        stop: stop sequences for calls that name none.
         batch_size: prompts that are decoded together.
         device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
         dtype: numbers to compute with: "auto" (as the folder says), "float32", "bfloat16", "float16".
@@ -46,14 +43,12 @@ class LocalLM(BaseLLM):
 
     model: str
     max_new_tokens: int = Field(256, ge=1)
-    stop: list[str] = Field(default_factory=lambda: list(APPENDIX_D.stop))
     batch_size: int = Field(16, ge=1)
     device: str = "auto"
     dtype: str = "auto"
 
     _model: Any = PrivateAttr()
     _tokenizer: Any = PrivateAttr()
-    _lock: Any = PrivateAttr(default_factory=threading.Lock)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
@@ -85,10 +80,6 @@ class LocalLM(BaseLLM):
     def _llm_type(self) -> str:
         return "rcr-local"
 
-    @property
-    def _identifying_params(self) -> Mapping[str, Any]:
-        return {**self.identity, "max_new_tokens": self.max_new_tokens, "stop": self.stop}
-
     @cached_property
     def identity(self) -> dict[str, str]:
         """What tells the model from others: a digest of its folder (or its hub name and commit), and its dtype."""
@@ -110,13 +101,12 @@ class LocalLM(BaseLLM):
         run_manager: CallbackManagerForLLMRun | None = None,
         **kwargs: Any,
     ) -> LLMResult:
-        stop = stop or self.stop
         tokens = self._tokenizer(list(prompts), return_token_type_ids=False, verbose=False)["input_ids"]
         found = [_generation("", "too_long", len(ids), 0) for ids in tokens]
         for rows in self._batches(tokens, self._longest - self.max_new_tokens):
-            written, ended = self._write([tokens[row] for row in rows], stop)
+            written, ended = self._write([tokens[row] for row in rows], stop or [])
             for row, answer, end in zip(rows, written, ended, strict=True):
-                text = cut(self._tokenizer.decode(answer[:end], skip_special_tokens=True), stop)[0]
+                text = cut(self._tokenizer.decode(answer[:end], skip_special_tokens=True), stop or [])[0]
                 reason = "length" if end is None else "stop"
                 found[row] = _generation(text, reason, len(tokens[row]), len(answer[:end]))
         return LLMResult(generations=[[generation] for generation in found])
@@ -136,7 +126,7 @@ class LocalLM(BaseLLM):
             whole, first = [tokens[row] for row in rows], min(starts[row] for row in rows)
             # Padded at the right, where a causal model's positions and states are those of the text alone.
             kept = max(map(len, whole)) - first + 1
-            with self._lock, torch.inference_mode():
+            with torch.inference_mode():
                 logits = self._model(**self._padded(whole, left=False), logits_to_keep=kept).logits
             for row, each in zip(rows, logits, strict=True):
                 written = torch.tensor(tokens[row][starts[row] :], dtype=torch.long, device=each.device)
@@ -161,19 +151,12 @@ class LocalLM(BaseLLM):
         ends, tokenizer = self._model.generation_config.eos_token_id, self._tokenizer
         ends = ends if ends is not None else tokenizer.eos_token_id
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else (ends or [0])[0]
         read = self._padded(prompts, left=True)
         begin = read["input_ids"].shape[1]
         stopping = _Stopping(tokenizer, stop, ends, begin, len(prompts))
-        config = GenerationConfig(
-            do_sample=False,
-            max_new_tokens=self.max_new_tokens,
-            pad_token_id=pad,
-            eos_token_id=ends or None,
-            bos_token_id=tokenizer.bos_token_id,
-        )
-        # One batch at a time: threads would only share the same cores.
-        with self._lock, torch.inference_mode():
+        # Rows that have ended are padded with anything: what follows their end is cut off.
+        config = GenerationConfig(do_sample=False, max_new_tokens=self.max_new_tokens, pad_token_id=0)
+        with torch.inference_mode():
             whole = self._model.generate(
                 **read, generation_config=config, stopping_criteria=StoppingCriteriaList([stopping])
             )

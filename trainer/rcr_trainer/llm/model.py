@@ -261,14 +261,8 @@ def open_llm(
     if settings.kind == "local":
         from rcr_trainer.llm.local import LocalLM
 
-        model = LocalLM(
-            model=settings.model,
-            max_new_tokens=settings.max_tokens,
-            batch_size=settings.batch_size,
-            device=settings.device,
-            dtype=settings.dtype,
-            cache=False,
-        )
+        shared = settings.model_dump(include={"model", "batch_size", "device", "dtype"})
+        model = LocalLM(max_new_tokens=settings.max_tokens, cache=False, **shared)
         identity |= model.identity
         options["count_tokens"] = model.count_tokens
     else:
