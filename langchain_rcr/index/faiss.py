@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
@@ -11,9 +11,9 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows
+from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows, taken
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.index.base import BEST, InThisThread, PoolVectors
+from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Row
 from langchain_rcr.index.columns import ColumnTable
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.memory import MatrixTable
@@ -123,11 +123,11 @@ class FaissIndex(LocalIndex):
         self.options = FaissOptions(kind, fp16, m, ef_construction, ef_search, nlist, nprobe, train_from)
         super().__init__()
 
-    def _table(self, vectors: PoolVectors) -> Table:
+    def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> Table:
         if self.options.kind == "ivf" and isinstance(vectors.candidate, SparseRows):
-            return ColumnTable(vectors)
+            return ColumnTable(vectors, rows)
         # FAISS's exact search is one product a question; a matrix product for all of them does less work.
-        return MatrixTable(vectors) if self.options.exact else FaissTable(vectors, self.options)
+        return MatrixTable(vectors, rows) if self.options.exact else FaissTable(vectors, self.options, rows)
 
 
 class FaissTable(Table):
@@ -139,10 +139,11 @@ class FaissTable(Table):
     Args:
         vectors: the pool's E_c and E_z; E_c is copied, E_z isn't.
         options: which index.
+        rows: see `Table`.
     """
 
-    def __init__(self, vectors: PoolVectors, options: FaissOptions) -> None:
-        super().__init__(vectors)
+    def __init__(self, vectors: PoolVectors, options: FaissOptions, rows: Iterable[Row] = ()) -> None:
+        super().__init__(vectors, rows)
         self._options = options
         candidate = np.asarray(vectors.candidate)
         self._shared = _Shared(_new_index(candidate, options))
@@ -153,18 +154,16 @@ class FaissTable(Table):
         table, start, candidate = super().extended(vectors), len(self), np.asarray(vectors.candidate)
         retrain = not self._shared.trained and self._options.lists(len(table))
         if retrain or self._shared.count != start:
-            candidate = np.concatenate([self.candidates(np.arange(start)), candidate])
+            candidate = np.concatenate([np.asarray(self.pool_vectors(np.arange(start)).candidate), candidate])
             table._shared = _Shared(_new_index(candidate, self._options))
         table._shared.append(candidate)
         return table
 
-    def candidates(self, keys: IntArray) -> FloatArray:
-        """See `Table.candidates`; to half precision with `fp16`."""
+    def pool_vectors(self, keys: IntArray) -> PoolVectors:
+        """See `Table.pool_vectors`; E_c to half precision with `fp16`."""
         with self._shared.reading() as index:
-            if not len(keys):
-                return np.empty((0, index.d), dtype=np.float32)
-            found: FloatArray = index.reconstruct_batch(np.ascontiguousarray(keys))
-            return found
+            found = index.reconstruct_batch(np.ascontiguousarray(keys)) if len(keys) else np.empty((0, index.d), "<f4")
+        return PoolVectors(found, taken(self._context.rows, keys))
 
     def found(
         self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterable
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import LARGE, FloatArray, IntArray, SparseRows, growing, product
-from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.coarse import Coarse
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import best, blocks, in_order, log_sums, near_best, nothing, slack
@@ -28,8 +29,8 @@ class MatrixTable(Table):
     _steps: _Steps | None = None
     """In a large sparse table that is `opened`: the scores of the last step."""
 
-    def __init__(self, vectors: PoolVectors) -> None:
-        super().__init__(vectors)
+    def __init__(self, vectors: PoolVectors, rows: Iterable[Row] = ()) -> None:
+        super().__init__(vectors, rows)
         self._candidate, self._coarse = growing(vectors.candidate), Coarse()
 
     def extended(self, vectors: PoolVectors) -> Self:
@@ -107,14 +108,10 @@ class MatrixTable(Table):
                 return None
         return keys, logits
 
-    def candidates(self, keys: IntArray) -> FloatArray:
-        """See `Table.candidates`."""
-        return self._candidate.rows[keys]
-
     def pool_vectors(self, keys: IntArray) -> PoolVectors:
-        """See `Table.pool_vectors`."""
+        """See `Table.pool_vectors`; not copied if they are all."""
         every = PoolVectors(self._candidate.rows, self._context.rows)
-        return every if len(keys) == len(self) else every.take(keys)
+        return every if np.array_equal(keys, np.arange(len(self))) else every.take(keys)
 
 
 class _Steps:
@@ -156,5 +153,5 @@ class _Steps:
 class MemoryIndex(LocalIndex):
     """The pool in this process, searched exactly by matrix products; the engine where none is named."""
 
-    def _table(self, vectors: PoolVectors) -> MatrixTable:
-        return MatrixTable(vectors)
+    def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> MatrixTable:
+        return MatrixTable(vectors, rows)

@@ -32,7 +32,6 @@ from langchain_rcr.index.base import (
 )
 from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
 from langchain_rcr.index.store_filters import store_filter
@@ -162,7 +161,7 @@ class VectorStoreIndex(InThisThread):
             found = sorted(self._passing(where, header), key=lambda one: one.key)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
-            yield LocalReader(MatrixTable(PoolVectors(candidate, context)), [one.row for one in found])
+            yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import checked_exclude, nothing
 
@@ -183,8 +182,8 @@ def greedy(
     lengths = np.array([len(keys) for keys in barred])
     for length in np.unique(lengths):
         some = np.flatnonzero(lengths == length)
-        keys, reader = np.array([barred[at] for at in some]), LocalReader(table, [])
-        found = InThisThread().run(select(queries[some], state, Options(k), reader, keys))
+        keys = np.array([barred[at] for at in some])
+        found = InThisThread().run(select(queries[some], state, Options(k), table.opened(), keys))
         picks.positions[some], picks.logits[some] = found.positions, found.logits
     return picks
 

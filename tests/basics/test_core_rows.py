@@ -13,7 +13,6 @@ from langchain_rcr.basics.rows import Growing, GrowingSparse, SparseRows, longes
 from langchain_rcr.families.state import SaturatingState
 from langchain_rcr.families.structure.words import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy.constraints import DifferentPrograms
@@ -160,19 +159,20 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
     full = (drawn(seed, 300, 60) != 0).astype(np.float32) * (1 if seed % 2 else rng.random((300, 60), dtype=np.float32))
     full[rng.integers(0, 300, 60)] = full[rng.integers(0, 300, 60)]  # equal candidates
     both, k = sparse(full), int(rng.integers(1, 30))
-    table = MatrixTable(PoolVectors(both, both))
+    rows = [Row(str(n), {}, n % 40) for n in range(300)]
+    table = MatrixTable(PoolVectors(both, both), rows)
     if seed % 3:
         table = table.allowing(rng.random(300) < 0.5)
     need = (rng.random((7, 60)) - 0.1).astype(np.float32)
-    rows, barred = [Row(str(n), {}, n % 40) for n in range(300)], np.tile(rng.permutation(300)[:20], (7, 1))
+    barred = np.tile(rng.permutation(300)[:20], (7, 1))
     state = SaturatingState(float(rng.choice([1.0, 0.6])), rng.choice([None, 3.0]))
     options = Options(
         k, tau=tau or 1.0, probabilities=tau is not None, constraints=(DifferentPrograms(),) if seed % 2 else ()
     )
-    expected = run(select(need, state, options, LocalReader(table, rows), barred))
+    expected = run(select(need, state, options, table.opened(), barred))
     monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):
-        picks = run(select(need[:few], state, options, LocalReader(table, rows), barred[:few]))
+        picks = run(select(need[:few], state, options, table.opened(), barred[:few]))
         assert ("_csc" in table._candidate.rows.__dict__) is (by_column and k > 1)
         np.testing.assert_array_equal(picks.positions, expected.positions[:few])
         np.testing.assert_allclose(picks.logits, expected.logits[:few], rtol=1e-4, atol=1e-5)

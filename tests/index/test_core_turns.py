@@ -12,7 +12,7 @@ import pytest
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index import local
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.local import LocalReader
+from langchain_rcr.index.local import Table
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.policy.selection import Options, select
 
@@ -36,7 +36,7 @@ def picks():
 
 
 def test_threads_wait_for_a_turn(monkeypatch):
-    at_once, most, lock, real = 0, 0, threading.Lock(), LocalReader.search
+    at_once, most, lock, real = 0, 0, threading.Lock(), Table.search
     pair = threading.Barrier(2)
 
     def counted(*arguments):
@@ -52,7 +52,7 @@ def test_threads_wait_for_a_turn(monkeypatch):
             with lock:
                 at_once -= 1
 
-    monkeypatch.setattr(LocalReader, "search", counted)
+    monkeypatch.setattr(Table, "search", counted)
     threads = [threading.Thread(target=picks) for _ in range(8)]
     for thread in threads:
         thread.start()
@@ -63,7 +63,7 @@ def test_threads_wait_for_a_turn(monkeypatch):
 
 def test_an_error_gives_the_turn_back(monkeypatch):
     with monkeypatch.context() as broken:
-        broken.setattr(LocalReader, "search", lambda *arguments: 1 / 0)
+        broken.setattr(Table, "search", lambda *arguments: 1 / 0)
         for _ in range(3):
             with pytest.raises(ZeroDivisionError):
                 picks()

@@ -10,7 +10,6 @@ from plain_reader import run
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.coarse import Coarse
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, select
@@ -46,14 +45,15 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
     if seed % 4 == 3:
         full[:, 0] *= 1000  # of which 8 bits leave little
     vectors, k = PoolVectors(full, rng.normal(size=(300, 24)).astype(np.float32) / 5), int(rng.integers(1, 30))
-    table = MatrixTable(vectors)
+    rows = [Row(str(n), {}, n % 40) for n in range(300)]
+    table = MatrixTable(vectors, rows)
     if seed % 3:
         table = table.allowing(rng.random(300) < 0.5)
     need = rng.normal(size=(7, 24)).astype(np.float32) / 5
-    rows, barred = [Row(str(n), {}, n % 40) for n in range(300)], np.tile(rng.permutation(300)[:20], (7, 1))
+    barred = np.tile(rng.permutation(300)[:20], (7, 1))
     state = AdditiveState(-0.3)
     options = Options(k, constraints=(DifferentPrograms(),) if seed % 2 else ())
-    expected = run(select(need, state, options, LocalReader(table, rows), barred))
+    expected = run(select(need, state, options, table.opened(), barred))
     monkeypatch.setattr("langchain_rcr.index.memory.LARGE", 0)
     monkeypatch.setattr("langchain_rcr.index.memory._LOOKED_AT", looked_at)
     scans, nearest = [0], Coarse.nearest
@@ -65,14 +65,14 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
     monkeypatch.setattr(Coarse, "nearest", counted)
     for few, screened in ((1, False), (7, False), (2, False), (1, True), (3, True), (7, False)):
         scans[0] = 0
-        picks = run(select(need[:few], state, options, LocalReader(table, rows), barred[:few]))
+        picks = run(select(need[:few], state, options, table.opened(), barred[:few]))
         # With constraints the few questions whose candidates don't suffice ask again.
         assert (scans[0] > 0) is screened or options.constraints
         np.testing.assert_array_equal(picks.positions, expected.positions[:few])
         np.testing.assert_allclose(picks.logits, expected.logits[:few], rtol=1e-4, atol=1e-3)
     scans[0] = 0
-    run(select(need[:1], state, Options(k, probabilities=True), LocalReader(table, rows)))
+    run(select(need[:1], state, Options(k, probabilities=True), table.opened()))
     again = pickle.loads(pickle.dumps(table))  # asked for the first time
-    picks = run(select(need[:1], state, options, LocalReader(again, rows), barred[:1]))
+    picks = run(select(need[:1], state, options, again.opened(), barred[:1]))
     np.testing.assert_array_equal(picks.positions, expected.positions[:1])
     assert not scans[0]

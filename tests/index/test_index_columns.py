@@ -9,7 +9,6 @@ from langchain_rcr.index import columns as module
 from langchain_rcr.index.base import InThisThread, PoolVectors, Row
 from langchain_rcr.index.columns import ColumnTable
 from langchain_rcr.index.faiss import FaissIndex
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.selection import Options, select
 
@@ -35,7 +34,7 @@ def drawn(seed, size=2000, dim=60):
 
 def picked(table, needs, k=4, tau=None):
     options = Options(k, probabilities=tau is not None, tau=tau or 1.0)
-    return InThisThread().run(select(needs, SaturatingState(1.0), options, LocalReader(table, [])))
+    return InThisThread().run(select(needs, SaturatingState(1.0), options, table.opened()))
 
 
 def test_little_is_lost_and_little_is_read(monkeypatch):
@@ -93,6 +92,6 @@ def test_inverted_lists_of_sparse_vectors_are_columns():
 
     async def table():
         async with index.read() as reader:
-            return reader.table
+            return reader
 
     assert isinstance(index.run(table()), ColumnTable)

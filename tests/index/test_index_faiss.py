@@ -14,7 +14,6 @@ from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index import faiss as module
 from langchain_rcr.index.base import InThisThread, PoolVectors, Row
 from langchain_rcr.index.faiss import FaissIndex, FaissOptions, FaissTable
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import slack
 from langchain_rcr.policy.selection import Options, greedy, select
@@ -29,6 +28,10 @@ def approximate_from_the_first_row(monkeypatch):
 
 def vectors(rng, size, dim=32):
     return PoolVectors(*rng.normal(size=(2, size, dim)).astype(np.float32))
+
+
+def candidates(table, keys):
+    return table.pool_vectors(keys).candidate
 
 
 def with_duplicates(rng, size, dim, kinds):
@@ -64,7 +67,7 @@ def test_the_flat_kind_is_the_engine_in_memory():
 
     async def exact():
         async with index.read() as reader:
-            return reader.table
+            return reader
 
     assert isinstance(index.run(exact()), MatrixTable)
     assert not FaissOptions("flat", fp16=True).exact
@@ -73,7 +76,7 @@ def test_the_flat_kind_is_the_engine_in_memory():
 def test_greedy_picks_are_the_same():
     rng = np.random.default_rng(0)
     pool, queries = with_duplicates(rng, 1500, 64, 300), rng.normal(size=(20, 64)).astype(np.float32)
-    reader = LocalReader(FaissTable(pool, FaissOptions()), [Row(str(n), {}, n) for n in range(1500)])
+    reader = FaissTable(pool, FaissOptions()).opened()
     for lam in (-0.5, 0.3):
         ours = InThisThread().run(select(queries, AdditiveState(lam), Options(6), reader))
         np.testing.assert_array_equal(ours.positions, greedy(queries, pool, AdditiveState(lam), 6).positions)
@@ -94,7 +97,7 @@ def test_recall(kind, fp16):
     assert not any(set(row) & set(barred) for row, barred in zip(keys, exclude, strict=True))
     exact = np.einsum("bd,btd->bt", states, pool.candidate[keys])
     np.testing.assert_allclose(logits, exact, atol=2e-2 if fp16 else 1e-4)
-    np.testing.assert_allclose(table.candidates(keys[0]), pool.candidate[keys[0]], atol=2e-3 if fp16 else 0)
+    np.testing.assert_allclose(candidates(table, keys[0]), pool.candidate[keys[0]], atol=2e-3 if fp16 else 0)
     np.testing.assert_array_equal(table.vectors(keys[0]), pool.context[keys[0]])
 
 
@@ -160,7 +163,7 @@ def test_inverted_lists_begin_when_there_are_enough_rows():
     third = second.extended(vectors(rng, 30))
     assert third._shared is second._shared
     np.testing.assert_array_equal(first.found(states, 3, [NOTHING] * 5)[0], before)
-    np.testing.assert_array_equal(third.candidates(np.arange(199)), first.candidates(np.arange(199)))
+    np.testing.assert_array_equal(candidates(third, np.arange(199)), candidates(first, np.arange(199)))
 
 
 @pytest.mark.parametrize(
@@ -184,8 +187,8 @@ def test_two_extensions_of_one_table_do_not_meet():
     base = FaissTable(vectors(rng, 5), FaissOptions())
     one, other = vectors(rng, 2), vectors(rng, 3)
     first, second = base.extended(one), base.extended(other)
-    np.testing.assert_array_equal(first.candidates(np.arange(5, 7)), one.candidate)
-    np.testing.assert_array_equal(second.candidates(np.arange(5, 8)), other.candidate)
+    np.testing.assert_array_equal(candidates(first, np.arange(5, 7)), one.candidate)
+    np.testing.assert_array_equal(candidates(second, np.arange(5, 8)), other.candidate)
     assert set(base.found(np.ones((1, 32), dtype=np.float32), 9, [NOTHING])[0][0]) == {0, 1, 2, 3, 4, -1}
 
 
@@ -211,7 +214,7 @@ def test_pickles_with_its_faiss_index(kind, fp16):
     for one, other in zip(table.found(states, 5, [NOTHING] * 9), again.found(states, 5, [NOTHING] * 9), strict=True):
         np.testing.assert_array_equal(one, other)
     more = vectors(rng, 3)
-    np.testing.assert_allclose(again.extended(more).candidates(np.arange(400, 403)), more.candidate, atol=2e-3)
+    np.testing.assert_allclose(candidates(again.extended(more), np.arange(400, 403)), more.candidate, atol=2e-3)
 
 
 @pytest.mark.parametrize(

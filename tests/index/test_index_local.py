@@ -223,7 +223,7 @@ def test_compaction_keeps_rows_vectors_filters_and_old_readers(index):
         keys, logits = old.search(np.eye(4, dtype=np.float32), 2, [NOTHING] * 4)
         for n in range(0, 260, 20):
             index.delete([row.id for row in rows[n : n + 20]])
-        assert len(index._now.table) < 301  # no public way to it: that compaction took place changes nothing else
+        assert len(index._now) < 301  # no public way to it: that compaction took place changes nothing else
         again, values = old.search(np.eye(4, dtype=np.float32), 2, [NOTHING] * 4)
         np.testing.assert_array_equal(again, keys)
         np.testing.assert_array_equal(values, logits)

@@ -11,7 +11,6 @@ from plain_reader import PlainReader, run
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.local import LocalReader
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.constraints import DifferentPrograms, TokenBudget, token_counter
 from langchain_rcr.policy.selection import Options, greedy, select
@@ -210,8 +209,7 @@ def test_a_matrix_in_memory_gives_the_picks_of_a_plain_reader(seed, distinct, st
     there = np.random.default_rng(seed).permutation(14)[:7]
     there.sort()
     rows = [Row(str(n), {}, n % programs) for n in range(14)]
-    table = MatrixTable(pool).allowing(np.isin(np.arange(14), there))
-    reader = LocalReader(table, rows)
+    reader = MatrixTable(pool, rows).allowing(np.isin(np.arange(14), there)).opened()
     plain = PlainReader(pool.take(there), [rows[n] for n in there])
     options = Options(
         5,
@@ -231,10 +229,10 @@ def test_a_matrix_in_memory_gives_the_picks_of_a_plain_reader(seed, distinct, st
 @pytest.mark.parametrize("k", [4, 9])
 def test_a_matrix_in_memory_gives_what_there_is(k):
     pool = pool_of(0, n=4)
-    reader = LocalReader(MatrixTable(pool), [Row(str(n), {}, n) for n in range(4)])
+    reader = MatrixTable(pool, [Row(str(n), {}, n) for n in range(4)]).opened()
     picks = run(select(queries_of(0), AdditiveState(0.5), Options(k), reader))
     assert picks.positions.shape == (3, k)
     assert [sorted(row)[-4:] for row in picks.positions.tolist()] == [[0, 1, 2, 3]] * 3
     assert [len(rows) for rows in picks.examples] == [4] * 3
-    nothing = LocalReader(MatrixTable(pool).allowing(np.zeros(4, dtype=bool)), [])
+    nothing = MatrixTable(pool).allowing(np.zeros(4, dtype=bool)).opened()
     assert run(select(queries_of(0), AdditiveState(0.5), Options(k), nothing)).examples == [[], [], []]
