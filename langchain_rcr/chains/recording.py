@@ -52,19 +52,30 @@ class OutcomeRecorder(BaseCallbackHandler):
         """A run begins."""
         self._root[run_id] = run_id if parent_run_id is None else self._root.get(parent_run_id, run_id)
 
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A run has its output."""
+        if self._root.pop(run_id, None) == run_id:
+            self._write(run_id, None if self._outcome is None else self._outcome(outputs))
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A run has failed."""
+        for known in (self._root, self._asked, self._picked):
+            known.pop(run_id, None)
+
+    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
+        """A tool, which may have the retriever in it, is a run as others."""
+        self.on_chain_start(serialized, input_str, run_id=run_id, parent_run_id=kwargs.get("parent_run_id"))
+
+    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """It has its output."""
+        self.on_chain_end(output, run_id=run_id)
+
     def on_retriever_start(
-        self,
-        serialized: Any,
-        query: str,
-        *,
-        run_id: UUID,
-        parent_run_id: UUID | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        **kwargs: Any,
+        self, serialized: Any, query: str, *, metadata: Mapping[str, Any] | None = None, run_id: UUID, **kwargs: Any
     ) -> None:
         """A question is asked."""
         if (metadata or {}).get("ls_embedding_model") == self._retriever.store.fingerprint:
-            self.on_chain_start(None, None, run_id=run_id, parent_run_id=parent_run_id)
+            self.on_chain_start(serialized, query, run_id=run_id, **kwargs)
             self._asked[run_id] = query
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
@@ -76,34 +87,7 @@ class OutcomeRecorder(BaseCallbackHandler):
         if root == run_id:  # a retriever without a chain
             self._write(root, None)
 
-    def on_retriever_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has none."""
-        self._asked.pop(run_id, None)
-        self._root.pop(run_id, None)
-
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A run has its output."""
-        if self._root.pop(run_id, None) == run_id:
-            self._write(run_id, None if self._outcome is None else self._outcome(outputs))
-
-    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A run has failed."""
-        self._root.pop(run_id, None)
-        self._picked.pop(run_id, None)
-
-    def on_tool_start(
-        self, serialized: Any, input_str: str, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
-    ) -> None:
-        """A tool, which may have the retriever in it, is a run as others."""
-        self.on_chain_start(None, None, run_id=run_id, parent_run_id=parent_run_id)
-
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has its output."""
-        self.on_chain_end(output, run_id=run_id)
-
-    def on_tool_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has failed."""
-        self.on_chain_error(error, run_id=run_id)
+    on_tool_error = on_retriever_error = on_chain_error
 
     def _write(self, root: UUID, outcome: float | None) -> None:
         for question, documents in self._picked.pop(root, {}).items():
