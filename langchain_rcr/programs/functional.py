@@ -41,61 +41,47 @@ class FunctionalParser:
 
 
 def _parse(tokens: list[str]) -> Tree | None:
-    done: list[Tree] = []  # the finished terms of the open bracket
+    terms: list[Tree] = []  # the finished terms of the open bracket
     words: list[str] = []  # the words of the term being read
+    args: list[Tree] | None = None  # the arguments of words[-1] after a closed square bracket
     term: Tree | None = None  # the term, once nothing but a comma or a closing bracket may follow
-    head_args: list[Tree] | None = None  # the arguments of words[-1] after a closed square bracket
-    outer: list[tuple[str, list[str], list[Tree], int]] = []  # opening bracket, words, terms, own arguments before it
+    promised = False  # one more term, by a comma
+    outer: list[tuple[str, list[Tree], list[str], list[Tree]]] = []  # opening brackets, and what precedes them
     for lexeme in tokens:
         if lexeme in "([":
             if not words:
                 return None
-            before = head_args or []
-            outer.append((lexeme, words, done, len(before)))
-            done, words, head_args = before, [], None
+            outer.append((lexeme, terms, words, args or []))
+            terms, words, args, promised = [], [], None, False
         elif lexeme in ")],":
             if words:
-                term = _chain(words, head_args or ())
-                words, head_args = [], None
-            if term is not None:
-                done.append(term)
-                term = None
-            elif lexeme == "," or not outer or len(done) != outer[-1][3]:
+                term = _chain(words, args or [])
+            if not outer or (term is None and (promised or lexeme == ",")):
                 return None
-            if lexeme == ",":
-                if not outer:
-                    return None
-                # A comma promises one more term: the closing bracket must not find the list as it is now.
-                opening, head, above, _ = outer[-1]
-                outer[-1] = (opening, head, above, -1)
+            terms += [term] if term is not None else []
+            words, args, term, promised = [], None, None, lexeme == ","
+            if promised:
                 continue
-            if not outer:
-                return None
-            opening, words, above, _ = outer.pop()
+            inside = terms
+            opening, terms, words, before = outer.pop()
             if (opening == "(") != (lexeme == ")"):
                 return None
+            args = before + inside
             if lexeme == ")":
-                term = _chain(words, done)
-                words = []
-            else:
-                head_args = done
-            done = above
-        elif term is not None or head_args is not None:
+                term, words, args = _chain(words, args), [], None
+        elif term is not None or args is not None or (lexeme[0] in "'\"" and words):
             return None
         elif lexeme[0] in "'\"":
-            if words:
-                return None
             term = Tree(lexeme)
         else:
             words.append(lexeme)
     if outer:
         return None
-    return _chain(words, head_args or ()) if words else term
+    return _chain(words, args or []) if words else term
 
 
-def _chain(words: list[str], args: list[Tree] | tuple[()]) -> Tree:
+def _chain(words: list[str], args: list[Tree]) -> Tree:
     tree = Tree(words[-1], tuple(args))
-    if len(words) > 1:
-        for word in words[-2::-1]:
-            tree = Tree(word, (tree,))
+    for word in words[-2::-1]:
+        tree = Tree(word, (tree,))
     return tree
