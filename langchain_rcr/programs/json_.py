@@ -8,14 +8,19 @@
 - Any other object is the node `object` with a child per key and the value below it; a list is the node `array`.
 - JSON objects are unordered, so keys are sorted: two calls that differ in the order of their arguments are one tree.
 - A string keeps its double quotes in the label, a number stands as written, `true`, `false` and `null` are leaves.
+
+And sets of names, such as the tools that a request needs: a JSON list of strings, as in `["search_flights", "book"]`.
+The tree is a node `set` with the names below it, sorted, each once. Neither order nor repetition means anything, so
+that local structures are cut to single labels (`max_size` 1).
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, unfold
@@ -28,17 +33,8 @@ _FORMS = (
 _BESIDE = {"id", "type", "index"}
 
 
-class _Number(NamedTuple):
-    """A number as written."""
-
-    text: str
-
-
-class _Key(NamedTuple):
-    """A key of an object, to become a node with its value below."""
-
-    name: str
-    value: Any
+# What `unfold` carries: a value, or the label of a key or number with what is below it.
+_Node = tuple[str, Sequence[Any]]
 
 
 class JsonParser:
@@ -53,6 +49,22 @@ class JsonParser:
         except (ValueError, RecursionError):
             return None
         return unfold(value, _expand)
+
+
+class SetParser:
+    """Parses one JSON list of strings (see the module's rules)."""
+
+    about = JsonParser.about
+
+    def parse(self, text: str) -> Tree | None:
+        """Return the set's tree, or None for what is not a JSON list of strings."""
+        try:
+            names = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+        if not isinstance(names, list) or not all(isinstance(name, str) and name.strip() for name in names):
+            return None
+        return Tree("set", tuple(Tree(name) for name in sorted({*names})))
 
 
 def tool_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
@@ -72,14 +84,12 @@ def _reject(constant: str) -> NoReturn:
 
 
 _plain = partial(json.loads, parse_constant=_reject)
-_read = partial(_plain, parse_int=_Number, parse_float=_Number)
+_read = partial(_plain, parse_int=lambda text: (text, ()), parse_float=lambda text: (text, ()))
 
 
-def _expand(value: Any) -> tuple[str, Sequence[Any]]:
-    if isinstance(value, _Number):
-        return value.text, ()
-    if isinstance(value, _Key):
-        return value.name, [value.value]
+def _expand(value: Any) -> _Node:
+    if isinstance(value, tuple):
+        return value
     if isinstance(value, list):
         return "array", value
     if not isinstance(value, dict):
@@ -93,34 +103,27 @@ def _expand(value: Any) -> tuple[str, Sequence[Any]]:
     return name, beside if arguments is None else [arguments, *beside]
 
 
-def _keys(value: dict[str, Any]) -> list[_Key]:
-    return [_Key(key, value[key]) for key in sorted(value)]
+def _keys(value: dict[str, Any]) -> list[_Node]:
+    return [(key, [value[key]]) for key in sorted(value)]
 
 
-def _call(value: dict[str, Any], read: Callable[[str], Any] = _read) -> tuple[str, Any, list[_Key]] | None:
+def _call(value: dict[str, Any], read: Callable[[str], Any] = _read) -> tuple[str, Any, list[_Node]] | None:
     """A call's name, its arguments and what stands beside them; None for what is no call."""
-    beside: list[_Key] = []
+    beside: list[_Node] = []
     if isinstance(value.get("function"), dict):
         beside, value = _beside(value, "function"), value["function"]
     for name, key in _FORMS:
         if isinstance(value.get(name), str) and key in value:
             beside += _beside(value, name, key)
-            arguments = _arguments(value[key], read)
+            arguments = value[key]
+            if isinstance(arguments, str):
+                with suppress(ValueError, RecursionError):
+                    decoded = read(arguments)
+                    arguments = decoded if isinstance(decoded, dict) else arguments
             is_sure = name != "name" or (key in ("arguments", "args") and isinstance(arguments, dict | None))
             return (value[name], arguments, beside) if is_sure or not beside else None
     return None
 
 
-def _beside(value: dict[str, Any], *taken: str) -> list[_Key]:
+def _beside(value: dict[str, Any], *taken: str) -> list[_Node]:
     return _keys({key: value[key] for key in value.keys() - _BESIDE - {*taken}})
-
-
-def _arguments(value: Any, read: Callable[[str], Any]) -> Any:
-    if isinstance(value, str):
-        try:
-            decoded = read(value)
-        except (ValueError, RecursionError):
-            return value
-        if isinstance(decoded, dict):
-            return decoded
-    return value

@@ -19,7 +19,7 @@ PARSERS = {
     "functional": "langchain_rcr.programs.functional:FunctionalParser",
     "sexpr": "langchain_rcr.programs.sexpr:SExpressionParser",
     "python": "langchain_rcr.programs.python_:PythonParser",
-    "set": "langchain_rcr.programs.set_:SetParser",
+    "set": "langchain_rcr.programs.json_:SetParser",
     "tokens": "langchain_rcr.programs.tokens:TokensParser",
 }
 """Language → module:class of its parser. Of those that read equally many programs the first is meant: functional reads
