@@ -38,6 +38,7 @@ from langchain_rcr.chains.few_shot import (
     prompt_keys,
     with_picks,
 )
+from langchain_rcr.databases.database import check_limits
 from langchain_rcr.databases.many import Databases
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread
@@ -174,8 +175,7 @@ def _check(llm: object, retriever: object, execute: object, retries: int, drafts
     """Refuse arguments that are of the wrong kind or out of range."""
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
-    check_count("retries", retries)
-    check_count("drafts", drafts)
+    check_limits(least=0, retries=retries, drafts=drafts)
     if drafts:  # before any call is paid for
         inner = innermost(retriever)
         if not isinstance(inner, SequentialCompositionalRetriever):
@@ -185,12 +185,6 @@ def _check(llm: object, retriever: object, execute: object, retries: int, drafts
         raise InputError(f"llm must be a model or another runnable, not {llm!r:.80}")
     if execute is not None and not _is_function(execute):
         raise InputError(f"execute must be a function that runs a program and isn't async, not {execute!r:.80}")
-
-
-def check_count(name: str, number: object) -> None:
-    """Raise an `InputError` unless a number of that name is whole and not below 0."""
-    if not isinstance(number, int) or isinstance(number, bool) or number < 0:
-        raise InputError(f"{name} must be a whole number from 0 on, not {number!r}")
 
 
 class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):

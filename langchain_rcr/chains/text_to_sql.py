@@ -13,8 +13,8 @@ from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
 from langchain_rcr.chains.few_shot import prompt_for
-from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, check_count, semantic_parsing_chain
-from langchain_rcr.databases.database import is_postgresql, open_database
+from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic_parsing_chain
+from langchain_rcr.databases.database import address_of, check_limits, open_database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.policy.prompt import Prompt
@@ -68,9 +68,8 @@ def text_to_sql_chain(
         InputError: the database can't be opened, or as `semantic_parsing_chain`.
         MissingExtraError: PostgreSQL without psycopg.
     """
-    check_count("repairs", repairs)
-    check_count("samples", samples)
-    name, language = ("PostgreSQL", "sql:postgres") if is_postgresql(database) else ("SQLite", "sql:sqlite")
+    check_limits(least=0, repairs=repairs, samples=samples)
+    name, language = ("PostgreSQL", "sql:postgres") if address_of(database)[1] else ("SQLite", "sql:sqlite")
     if prompt is None:
         trained = prompt_for(llm, retriever, "sql", "sql_chat")
         shows_schema = trained.db_schema or "schema" in trained.variables

@@ -19,13 +19,13 @@ from contextlib import suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
-from importlib.util import find_spec
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import unquote
 
-from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
+from langchain_rcr.basics.extras import require
+from langchain_rcr.errors import InputError, ProgramError
 
 _WORKER = Path(__file__).with_name("worker.py")
 _START_S = 60.0
@@ -88,8 +88,8 @@ class Database:
         place, postgres = address_of(database)
         counts = {"max_rows": max_rows, "max_bytes": max_bytes, "max_memory": max_memory}
         check_limits(timeout_s=timeout_s, max_processes=max_processes, **counts)
-        if postgres and find_spec("psycopg") is None:
-            raise MissingExtraError("psycopg", "pgvector")
+        if postgres:
+            require("psycopg", "pgvector")
         shown = _PASSWORD.sub(r"\1\2***", place)
         # Of PostgreSQL the process says itself what can't be done.
         self._complaint = "" if postgres else f"the database {shown} can't be read: "
@@ -315,13 +315,13 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         pass
 
 
-def check_limits(*, timeout_s: object = 1.0, **counts: object) -> None:
-    """Raise an `InputError` unless the time is a positive number and all other limits are whole numbers from 1 on."""
+def check_limits(*, timeout_s: object = 1.0, least: int = 1, **counts: object) -> None:
+    """Raise an `InputError` unless the time is a positive number, and all others are whole numbers from `least` on."""
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
         raise InputError(f"timeout_s must be a positive number of seconds, not {timeout_s!r:.80}")
     for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-            raise InputError(f"{name} must be a whole number from 1 on, not {count!r:.80}")
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise InputError(f"{name} must be a whole number from {least} on, not {count!r:.80}")
 
 
 def address_of(database: str | Path) -> tuple[str, bool]:
@@ -349,11 +349,6 @@ def address_of(database: str | Path) -> tuple[str, bool]:
     if file[:1] != "/" or file in ("/", "/:memory:"):
         raise InputError("a SQLite database in memory can't be read from another process: give sqlite:///FILE")
     return file[1:], False
-
-
-def is_postgresql(database: str | Path) -> bool:
-    """Whether this is the address of a PostgreSQL database; else it is that of a SQLite file."""
-    return address_of(database)[1]
 
 
 def open_database(database: str | Path, **limits: Any) -> Database:

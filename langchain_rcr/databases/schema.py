@@ -6,20 +6,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.databases.database import is_postgresql, open_database
+from langchain_rcr.databases.database import address_of, check_limits, open_database
 from langchain_rcr.errors import InputError, ProgramError
 
 _ROWS = 50
 """First rows of a table in which sample values are looked for."""
 _LONGEST = 40
 """Characters of a sample value; longer ones are of no column whose values questions name."""
+# Names as SQL has them, and statements.
 _SQLITE = """
-SELECT name, sql FROM sqlite_master
+SELECT '"' || replace(name, '"', '""') || '"', sql FROM sqlite_master
 WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
 """
-
-# Tables with their columns in order, then their keys.
+# Columns in order, then keys.
 _POSTGRESQL = """
+SELECT name, 'CREATE TABLE ' || name || ' (' || string_agg(line, ', ' ORDER BY is_key, number) || ')' FROM (
 SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
 FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
 JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -29,7 +30,7 @@ SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY
     pg_get_constraintdef(k.oid)
 FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE k.contype IN ('p', 'f') AND n.nspname = current_schema()
-ORDER BY 1, 2, 3
+) AS lines (name, is_key, number, line) GROUP BY name ORDER BY name
 """
 
 
@@ -44,23 +45,13 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
         InputError: it can't be opened, or its schema is too large or takes too long to read.
         MissingExtraError: PostgreSQL without psycopg.
     """
-    if not isinstance(samples, int) or samples < 0:
-        raise InputError(f"samples must be a whole number from 0 on, not {samples!r}")
-    postgres = is_postgresql(database)
+    check_limits(least=0, samples=samples)
     with open_database(database) as execute:
         try:
-            rows = execute(_POSTGRESQL if postgres else _SQLITE)
+            tables = execute(_POSTGRESQL if address_of(database)[1] else _SQLITE)
         except ProgramError as error:
             raise InputError(f"the schema can't be read: {error}; write down the tables that matter") from error
-        statements = {quoted(name): f"{sql};" for name, sql in rows} if not postgres else {}
-        if postgres:
-            tables: dict[str, list[str]] = {}
-            for table, _, _, line in rows:
-                tables.setdefault(table, []).append(line)
-            statements = {table: f"CREATE TABLE {table} ({', '.join(lines)});" for table, lines in tables.items()}
-        if samples:
-            statements = {table: text + sampled(execute, table, samples) for table, text in statements.items()}
-    return "\n".join(statements.values())
+        return "\n".join(f"{text};{sampled(execute, name, samples) if samples else ''}" for name, text in tables)
 
 
 def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:

@@ -280,7 +280,8 @@ def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) ->
     written: list[str] = []
     attached: list[bytes] = []
     columns: list[list[Any]] = []
-    encode = encoder(tag, attached)
+    # What JSON doesn't have is an object whose only key is the tag.
+    encode = json.JSONEncoder(default=lambda value: {tag: plain(value, attached)}).encode
     count = size = seen = 0
     for some in chain(rows, [None]):
         has_large = False
@@ -291,7 +292,7 @@ def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) ->
             columns = columns or [[] for _ in some[0]]
             for column, values in zip(columns, zip(*some, strict=True), strict=True):
                 large = str in {*map(type, values)} and max(map(_length, values)) > _LARGE
-                column.extend(map(detached, values) if large else values)
+                column.extend([Text(v) if _length(v) > _LARGE else v for v in values] if large else values)
                 has_large |= large
         if columns and columns[0] and (some is None or has_large or len(columns) * len(columns[0]) > _TOGETHER):
             written.append(encode(columns))
@@ -300,11 +301,6 @@ def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) ->
             if size > max_bytes:
                 raise RefusedError(f"rows of more than {max_bytes} bytes")
     return ",".join(written), attached
-
-
-def detached(value: Any) -> Any:
-    """A value, a long text as `Text`."""
-    return Text(value) if _length(value) > _LARGE else value
 
 
 def _length(value: Any) -> int:
@@ -320,11 +316,6 @@ def again(rows: Callable[[], Any]) -> Any:
             return rows()
         except AgainError as error:
             raise error.args[0] from None
-
-
-def encoder(tag: str, attached: list[bytes]) -> Callable[[Any], str]:
-    """A function that writes rows as JSON; what JSON doesn't have is an object whose only key is the tag."""
-    return json.JSONEncoder(default=lambda value: {tag: plain(value, attached)}).encode
 
 
 def plain(value: Any, attached: list[bytes]) -> list[Any]:

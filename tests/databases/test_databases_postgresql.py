@@ -19,7 +19,7 @@ from rcr_trainer.rewards import ProgramError, make_reward, score
 
 from langchain_rcr import schema_text
 from langchain_rcr.databases import worker as query_worker
-from langchain_rcr.databases.database import address_of, is_postgresql, open_database
+from langchain_rcr.databases.database import address_of, open_database
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 
@@ -42,7 +42,6 @@ from langchain_rcr.programs import ProgramSpec
 )
 def test_addresses_may_be_sqlalchemy_s(given, place, postgres):
     assert address_of(given) == (place, postgres)
-    assert is_postgresql(given) is postgres
 
 
 @pytest.mark.parametrize(
