@@ -157,7 +157,7 @@ def test_an_unused_tool_among_used_ones_is_found_by_its_description(tmp_path: Pa
     (row,) = (row for row, described in query.descriptions.pairs if described == column)
     vectors = np.array(Words().embed_documents([request, *(pair[0] for pair in PAIRS)]))
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    likeness = vectors @ query.landmarks.views.vectors[row]
+    likeness = vectors @ query.landmarks.vectors[row]
     told = 0.1 * (likeness[0] - likeness[1:].mean()) / likeness[1:].std()
     query.describe([])
     by_landmarks = query.raw(query.featurize([Item(request)]))[0, column].item()

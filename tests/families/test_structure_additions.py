@@ -13,7 +13,7 @@ from langchain_rcr.families import get_family
 from langchain_rcr.families.structure import needs
 from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
-from langchain_rcr.families.structure.kernel import RIDGE, Landmarks
+from langchain_rcr.families.structure.kernel import RIDGE
 from langchain_rcr.families.structure.needs import NumpyNeedEncoder
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.programs import ProgramSpec
@@ -189,8 +189,8 @@ def test_added_questions_become_landmarks(retriever):
     encoder = retriever.store.encoder.query
     asked = [Item(question) for question in ("of the zebra of the", "is there a zebra", "how many are of the white")]
     every = items(rows()) + items(new)
-    landmarks = Landmarks(encoder.views(every))
-    matrix = landmarks.likeness(landmarks.views) + RIDGE * np.eye(len(every))
+    landmarks = encoder.views(every)
+    matrix = landmarks.likeness(landmarks) + RIDGE * np.eye(len(every))
     targets = np.asarray(encoder.inventory.rows([item.target for item in every], spare=True))
     mean = np.concatenate([encoder.mean.numpy(), np.zeros(SPARE)])
     near = landmarks.likeness(encoder.views(asked))

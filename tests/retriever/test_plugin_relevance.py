@@ -57,7 +57,7 @@ def test_it_is_a_rank_among_questions_held_out(
 ) -> None:
     monkeypatch.setattr(kernel, "NEIGHBOURS", neighbours)
     encoder: Any = retriever.store.encoder.query
-    vectors = encoder.landmarks.views.vectors
+    vectors = encoder.landmarks.vectors
     spec = retriever.store.encoder.spec
     nearest = []
     for at, row in enumerate(ROWS):

@@ -11,6 +11,7 @@ these columns as it does the others; beside it a noisy-OR over phrases (`cues`) 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.inventory import SPARE
-from langchain_rcr.families.structure.kernel import RIDGE, Landmarks, Views
+from langchain_rcr.families.structure.kernel import RIDGE, Views
 
 MOST = 1000
 """Added questions that become landmarks; memory grows with the square of all landmarks. Later ones still teach new
@@ -51,6 +52,7 @@ class Additions(Vocabulary):
         return cls([Item(str(source), str(target)) for source, target in value["examples"]])
 
 
+@dataclass(frozen=True, slots=True)
 class Joined:
     """Ridge regression over M training questions and A added ones.
 
@@ -59,14 +61,14 @@ class Joined:
         inverse: (M + A, M + A) the inverse G of the kernel plus the ridge.
         dual: (M + A, C) weights of the columns, the spare ones last.
         mean: (C,) what is predicted where nothing is near.
-        views: the added questions; None: there are none yet.
+        added: the added questions; None: there are none yet.
     """
 
-    def __init__(
-        self, landmarks: Landmarks, inverse: _Floats, dual: _Floats, mean: _Floats, views: Views | None = None
-    ) -> None:
-        self.landmarks, self.inverse, self.dual, self.mean, self.views = landmarks, inverse, dual, mean, views
-        self.added = None if views is None else Landmarks(views)
+    landmarks: Views
+    inverse: _Floats
+    dual: _Floats
+    mean: _Floats
+    added: Views | None = None
 
     def likeness(self, views: Views) -> _Floats:
         """(N, M + A)."""
@@ -77,15 +79,14 @@ class Joined:
         """The regression with further questions and their columns (a, C), as if all had been fitted at once."""
         near = self.likeness(views)
         reach = near @ self.inverse
-        own = Landmarks(views).likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)
+        own = views.likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)
         corner = np.linalg.inv((own - reach @ near.T).astype(np.float64)).astype(np.float32)
         new = corner @ (targets - self.mean - near @ self.dual)
         side = -reach.T @ corner
         inverse = np.block([[self.inverse - side @ reach, side], [side.T, corner]])
         dual = np.concatenate([self.dual - reach.T @ new, new])
-        return Joined(
-            self.landmarks, inverse, dual, self.mean, views if self.views is None else self.views.followed_by(views)
-        )
+        added = views if self.added is None else self.added.followed_by(views)
+        return Joined(self.landmarks, inverse, dual, self.mean, added)
 
     def without(self, targets: _Floats, columns: slice) -> _Floats:
         """(M + A, c) what is predicted of `targets` for each landmark without it: y − α / G_ii (`without_folds`)."""
@@ -114,7 +115,7 @@ class NewLabels:
         self._phrases = NgramVocabulary.fit(items, vocabulary.longest, cues.MOST, gap=vocabulary.gap)
         number = {phrase: at for at, phrase in enumerate(self._phrases.idf)}
         column = np.array([number.get(phrase, -1) for phrase in vocabulary.idf], dtype=np.int64)
-        known = cues.incidence(joined.landmarks.views.bags, column, len(number))
+        known = cues.incidence(joined.landmarks.bags, column, len(number))
         self.weights = cues.fit(known.above(self._present(questions)), every)
 
     def likelihoods(self, questions: Sequence[str], predicted: _Floats) -> _Floats:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def check(encoder: NumpyNeedEncoder, file: Path) -> None:
     """Raise a `CheckpointError` where shapes of fitted tensors don't belong together, or one points beyond another."""
-    bags, count = encoder.token_bags, encoder.landmarks.views.bags.starts.size - 1
+    bags, count = encoder.token_bags, encoder.landmarks.bags.starts.size - 1
     questions = {"landmarks": count, "added": len(encoder.additions.items) if encoder.additions else 0}
     anchors, rank = len(bags.mass), bags.root.shape[-1]
     phrases = int(encoder.phrases.max()) + 1 if len(encoder.phrases) else 0
@@ -31,14 +31,14 @@ def check(encoder: NumpyNeedEncoder, file: Path) -> None:
         "token_bags.root": (anchors, rank) if anchors else (0, 0),
     }
     for name, number in questions.items():
-        near = getattr(encoder, name).views.bags
+        near = getattr(encoder, name).bags
         shapes |= {f"{name}.{part}": (near.columns.size,) for part in ("columns", "values")}
         shapes[f"{name}.starts"] = (number + 1,)
         shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
     tensors = encoder.tensors()
     wrong = [name for name, shape in shapes.items() if tensors[name].shape != shape]
     for name in () if wrong else questions:
-        near = getattr(encoder, name).views.bags
+        near = getattr(encoder, name).bags
         rises = bool((np.diff(near.starts) >= 0).all())
         ends = near.starts[0] == 0 and near.starts[-1] == near.columns.size
         if not (rises and ends and _within(near.columns, 0, len(encoder.vocabulary))):

@@ -68,7 +68,7 @@ def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> N
     targets = _learn(encoder, questions, seed)
     mean = targets.mean(axis=0)
     dual = np.linalg.solve(encoder.landmarks.ridged(), targets - mean)
-    bags = encoder.landmarks.views.bags
+    bags = encoder.landmarks.bags
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     phrases = cues.phrases(bags)
     present = cues.incidence(bags, phrases, phrases.max(initial=-1) + 1)
@@ -112,7 +112,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     dual, mean = (encoder.tensors()[name].astype(np.float64) for name in ("dual", "mean"))
     inverse = encoder.landmarks.inverse()
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
-    bags, count = encoder.landmarks.views.bags, len(encoder.speaks) - 1
+    bags, count = encoder.landmarks.bags, len(encoder.speaks) - 1
     present = cues.incidence(bags, encoder.phrases, count)
     left_out = _left_out(encoder, targets, inverse, dual, present, folds, set(ways[rows].tolist()))
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -25,9 +25,9 @@ of thresholds refused 37 % of the test questions of COVR's split 110, whose stru
 there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Views:
-    """N questions as the kernel sees them.
+    """N questions as the kernel sees them: new ones, or the landmarks of training that these are compared with.
 
     Args:
         vectors: (N, d) unit vectors of the whole; d = 0: there are none.
@@ -39,12 +39,6 @@ class Views:
     tokens: NDArray[np.float32]
     bags: SparseRows
 
-    def by_column(self) -> Views:
-        """The same, laid out so that `product` reads them faster."""
-        if self.vectors.flags.f_contiguous and self.tokens.flags.f_contiguous:
-            return self
-        return replace(self, vectors=np.asfortranarray(self.vectors), tokens=np.asfortranarray(self.tokens))
-
     def followed_by(self, others: Views) -> Views:
         """These questions and then the others."""
         return Views(
@@ -53,56 +47,47 @@ class Views:
             self.bags.above(others.bags),
         )
 
-
-class Landmarks:
-    """M training questions: frozen vectors, token bags and n-gram bags."""
-
-    def __init__(self, views: Views) -> None:
-        self.views = views
-
     def arrays(self) -> dict[str, NDArray[Any]]:
         """All of it, by name."""
-        bags = self.views.bags
-        own = {"vectors": self.views.vectors, "tokens": self.views.tokens}
+        bags = self.bags
+        own = {"vectors": self.vectors, "tokens": self.tokens}
         return own | {"starts": bags.starts, "columns": bags.columns, "values": bags.values}
 
-    def of(self, arrays: Mapping[str, NDArray[Any]]) -> Landmarks:
+    def of(self, arrays: Mapping[str, NDArray[Any]]) -> Views:
         """Others, over the same n-grams: the inverse of `arrays`."""
-        bags = SparseRows(arrays["starts"], arrays["columns"], arrays["values"], self.views.bags.dim)
-        return Landmarks(Views(arrays["vectors"], arrays["tokens"], bags))
+        bags = SparseRows(arrays["starts"], arrays["columns"], arrays["values"], self.bags.dim)
+        return Views(arrays["vectors"], arrays["tokens"], bags)
 
-    def likeness(self, views: Views) -> FloatArray:
-        """How like each question is to each landmark, (N, M).
+    def likeness(self, questions: Views) -> FloatArray:
+        """How like each of N questions is to each of these landmarks, (N, M).
 
         What the questions lack doesn't count.
 
         Three quarters of it are the cosine of the token bags, an eighth the radial kernel of the frozen vectors, an
         eighth the cosine of the n-gram bags.
         """
-        self.views = mine = self.views.by_column()
-        out = self._overlap(views.bags)
-        if views.vectors.shape[1]:
-            radial = np.exp(2 * _WIDTH * (product(views.vectors, mine.vectors) - 1))
+        vectors, tokens, bags = questions.vectors, questions.tokens, questions.bags
+        # Laid out so that `product` reads them faster.
+        self.vectors, self.tokens = np.asfortranarray(self.vectors), np.asfortranarray(self.tokens)
+        parts = itertools.pairwise(bags.starts.tolist())
+        rows = [self.bags.mixed(bags.columns[start:end], bags.values[start:end]) for start, end in parts]
+        out = np.stack(rows) if rows else np.zeros((0, len(self.bags)), dtype=np.float32)
+        if vectors.shape[1]:
+            radial = np.exp(2 * _WIDTH * (product(vectors, self.vectors) - 1))
             out = (out + radial) / 2
-        if views.tokens.shape[1]:
-            out = (1 - TOKENS) * out + TOKENS * product(views.tokens, mine.tokens)
+        if tokens.shape[1]:
+            out = (1 - TOKENS) * out + TOKENS * product(tokens, self.tokens)
         return out
-
-    def ridged(self) -> NDArray[np.float64]:
-        """(M, M): K + ρI, with K how like the landmarks are to each other."""
-        kernel = self.likeness(self.views).astype(np.float64)
-        kernel[np.diag_indices(len(kernel))] += RIDGE
-        return kernel
 
     def inverse(self) -> NDArray[np.float64]:
         """(M, M): (K + ρI)⁻¹."""
         return np.asarray(np.linalg.inv(self.ridged()), dtype=np.float64)
 
-    def _overlap(self, bags: SparseRows) -> FloatArray:
-        """(N, M) inner products of bags."""
-        mine, parts = self.views.bags, itertools.pairwise(bags.starts.tolist())
-        rows = [mine.mixed(bags.columns[start:end], bags.values[start:end]) for start, end in parts]
-        return np.stack(rows) if rows else np.zeros((0, len(mine)), dtype=np.float32)
+    def ridged(self) -> NDArray[np.float64]:
+        """(M, M): K + ρI, with K how like the landmarks are to each other."""
+        kernel = self.likeness(self).astype(np.float64)
+        kernel[np.diag_indices(len(kernel))] += RIDGE
+        return kernel
 
 
 def nearest_held_out(likeness: FloatArray, programs: NDArray[np.int64]) -> FloatArray:

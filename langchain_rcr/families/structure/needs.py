@@ -32,7 +32,7 @@ from langchain_rcr.families.structure.additions import MOST, Additions, Joined, 
 from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Descriptions
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
-from langchain_rcr.families.structure.kernel import Landmarks, Views, nearest_held_out
+from langchain_rcr.families.structure.kernel import Views, nearest_held_out
 from langchain_rcr.families.structure.shown import FULL_LENGTH, LEAST
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
@@ -160,8 +160,7 @@ class NumpyNeedEncoder(BaseEncoder):
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)
         self.token_bags = TokenBags()
-        self.landmarks = Landmarks(Views(unread, unread[:, :0], vocabulary.bags([])))
-        self.added = Landmarks(self.landmarks.views)
+        self.landmarks = self.added = Views(unread, unread[:, :0], vocabulary.bags([]))
         self.learnt = np.zeros((0, 2), dtype=np.int64)
         self.phrases = np.full(len(vocabulary), -1, dtype=np.int64)  # see `cues.phrases`
         self.speaks = np.zeros((1, len(inventory.small)), dtype=np.float32)
@@ -191,7 +190,7 @@ class NumpyNeedEncoder(BaseEncoder):
                 f"{folder.parent} was trained over a transformer's tokens, which LangChain embeddings don't give: "
                 "load it without embeddings"
             )
-        own, given = encoder.landmarks.views.vectors.shape[-1], 0 if encoder.backbone is None else encoder.backbone.dim
+        own, given = encoder.landmarks.vectors.shape[-1], 0 if encoder.backbone is None else encoder.backbone.dim
         if own != given:
             raise CheckpointError(
                 f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
@@ -208,14 +207,14 @@ class NumpyNeedEncoder(BaseEncoder):
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
             self.token_bags = TokenBags(read([item.source for item in items])[1])
-        self.landmarks = Landmarks(self.views(items))
+        self.landmarks = self.views(items)
         self.learnt = self._names([*items, *others])
         dual = np.zeros((len(items), len(self.inventory)), dtype=np.float32)
         self.put({"dual": dual, "rarity": rarity([item.source for item in items])})
         self.descriptions = Descriptions()
         rest = self._unknown(self.additions.items) if self.additions else []
         self.additions, self._grown, self._calibrated = Additions(rest) if rest else None, None, None
-        self.added = Landmarks(self.views(rest))
+        self.added = self.views(rest)
 
     def settings(self) -> dict[str, Any]:
         """See `BaseEncoder.settings`."""
@@ -273,12 +272,12 @@ class NumpyNeedEncoder(BaseEncoder):
             if self.descriptions.pairs:
                 kept = self.tensors()
                 raw = likeness @ kept["dual"] + kept["mean"]
-                raw += self.descriptions.told(views.vectors, self.landmarks.views.vectors, kept["mean"])
+                raw += self.descriptions.told(views.vectors, self.landmarks.vectors, kept["mean"])
             return Needs(likeness, local, raw=raw, words=words, vectors=views.vectors, homes=homes)
         joined, labels, _ = grown
         likeness = joined.likeness(views)
         predicted = likeness @ joined.dual + joined.mean
-        told = self.descriptions.told(views.vectors, self.landmarks.views.vectors, joined.mean[:-SPARE])
+        told = self.descriptions.told(views.vectors, self.landmarks.vectors, joined.mean[:-SPARE])
         raw, spare = predicted[:, :-SPARE] + told, predicted[:, -SPARE:]
         new = None if labels is None else labels.likelihoods(questions, spare)
         near = likeness[:, : len(self.dual)]
@@ -290,12 +289,12 @@ class NumpyNeedEncoder(BaseEncoder):
         See `nearest_held_out`. Likeness is the cosine of frozen vectors, or without these the kernel.
         """
         if self._calibrated is None:
-            known = self.landmarks.views
-            among = known.vectors @ known.vectors.T if known.vectors.shape[1] else self.landmarks.likeness(known)
+            known = self.landmarks
+            among = known.vectors @ known.vectors.T if known.vectors.shape[1] else known.likeness(known)
             self._calibrated = np.sort(nearest_held_out(among, self.learnt[: len(among), 1]))
         near = features.likeness
         if features.vectors is not None and features.vectors.shape[1]:
-            every = np.concatenate([part.views.vectors for part in (self.landmarks, self.added)])
+            every = np.concatenate([part.vectors for part in (self.landmarks, self.added)])
             near = features.vectors @ every.T
         found: NDArray[np.float64] = np.searchsorted(self._calibrated, near.max(axis=1, initial=-1), side="right")
         return found / max(1, len(self._calibrated))
@@ -323,7 +322,7 @@ class NumpyNeedEncoder(BaseEncoder):
             if new:
                 views = self.views(new)
                 self._grown = self._joined(self._with_additions(), views, new)
-                self.added = Landmarks(self.added.views.followed_by(views))
+                self.added = self.added.followed_by(views)
                 self.additions = Additions([*known, *new])
             if len(new) == room and not labels_only:
                 logger.warning("%d examples were added since the fit: further ones teach nothing until refit()", MOST)
@@ -338,7 +337,7 @@ class NumpyNeedEncoder(BaseEncoder):
         """The regression with the added questions; None: there are none."""
         if self.additions is not None and self._grown is None:  # after loading, or another fit
             with _GROWING:
-                self._grown = self._joined(None, self.added.views, self.additions.items)
+                self._grown = self._joined(None, self.added, self.additions.items)
         return self._grown
 
     def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
