@@ -124,7 +124,7 @@ def test_the_most_telling_columns_are_kept():
 def test_token_bags_are_the_weighted_kernel_of_all_pairs():
     rng = np.random.default_rng(0)
     texts = [rng.normal(size=(length, 5)).astype(np.float32) for length in (3, 1, 4)]
-    bags = TokenBags(texts)
+    bags = TokenBags.fit(texts)
     tokens = [text - np.concatenate(texts).mean(0) for text in texts]
     tokens = [text / np.linalg.norm(text, axis=1, keepdims=True) for text in tokens]
     every = np.concatenate(tokens)

@@ -159,7 +159,7 @@ class NumpyNeedEncoder(BaseEncoder):
         self.dim = columns + SPARE + self.homes + WORDS
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)
-        self.token_bags = TokenBags()
+        self.token_bags = TokenBags.fit([])
         self.landmarks = self.added = Views(unread, unread[:, :0], vocabulary.bags([]))
         self.learnt = np.zeros((0, 2), dtype=np.int64)
         self.phrases = np.full(len(vocabulary), -1, dtype=np.int64)  # see `cues.phrases`
@@ -206,7 +206,7 @@ class NumpyNeedEncoder(BaseEncoder):
         """
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
-            self.token_bags = TokenBags(read([item.source for item in items])[1])
+            self.token_bags = TokenBags.fit(read([item.source for item in items])[1])
         self.landmarks = self.views(items)
         self.learnt = self._names([*items, *others])
         dual = np.zeros((len(items), len(self.inventory)), dtype=np.float32)
@@ -266,22 +266,21 @@ class NumpyNeedEncoder(BaseEncoder):
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
         homes = np.asarray(home_rows([item.home for item in items])) if self.homes else None
-        grown = self._with_additions()
+        grown, raw, new = self._with_additions(), None, None
         if grown is None:
-            likeness, raw = self.landmarks.likeness(views), None
+            likeness = self.landmarks.likeness(views)
             if self.descriptions.pairs:
                 kept = self.tensors()
                 raw = likeness @ kept["dual"] + kept["mean"]
-                raw += self.descriptions.told(views.vectors, self.landmarks.vectors, kept["mean"])
-            return Needs(likeness, local, raw=raw, words=words, vectors=views.vectors, homes=homes)
-        joined, labels, _ = grown
-        likeness = joined.likeness(views)
-        predicted = likeness @ joined.dual + joined.mean
-        told = self.descriptions.told(views.vectors, self.landmarks.vectors, joined.mean[:-SPARE])
-        raw, spare = predicted[:, :-SPARE] + told, predicted[:, -SPARE:]
-        new = None if labels is None else labels.likelihoods(questions, spare)
-        near = likeness[:, : len(self.dual)]
-        return Needs(near, local, raw=raw, new=new, words=words, vectors=views.vectors, homes=homes)
+        else:
+            joined, labels, _ = grown
+            every = joined.likeness(views)
+            raw, spare = np.split(every @ joined.dual + joined.mean, [-SPARE], axis=1)
+            new = None if labels is None else labels.likelihoods(questions, spare)
+            likeness = every[:, : len(self.dual)]
+        if raw is not None and self.descriptions.pairs:
+            raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
+        return Needs(likeness, local, raw=raw, new=new, words=words, vectors=views.vectors, homes=homes)
 
     def relevance(self, features: Needs) -> NDArray[np.float64]:
         """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.

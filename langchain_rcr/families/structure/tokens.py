@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,9 +25,9 @@ _FRONT = 1024
 """Tokens among which the farthest are looked for at once."""
 _BLOCK = 1 << 13
 """Tokens compared with the anchors at once, to bound memory."""
-_PARTS = ("centre", "anchors", "mass", "root")
 
 
+@dataclass(frozen=True)
 class TokenBags:
     """Token vectors of a text → one unit vector; inner products sum a kernel over all pairs of tokens, scaled.
 
@@ -34,25 +35,42 @@ class TokenBags:
     K anchors, else by the Nyström approximation; anchors are far from each other, so that rare words have theirs.
 
     Args:
-        texts: the tokens (T_i, d) of training texts; without any, K is 0.
+        centre: (d,) the mean of the training tokens.
+        anchors: (K, d) some of them, less the centre, as unit vectors.
+        mass: (K,) the share of training tokens that are nearest to each.
+        root: (K, rank) the inverse root of the anchors' kernel.
     """
 
-    def __init__(self, texts: Sequence[FloatArray] = ()) -> None:
-        self._fill(_nystroem(texts))
+    centre: FloatArray
+    anchors: FloatArray
+    mass: FloatArray
+    root: FloatArray
 
-    def _fill(self, arrays: Mapping[str, FloatArray]) -> None:
-        found = (np.asarray(arrays[name], dtype=np.float32, order="C") for name in _PARTS)
-        self.centre, self.anchors, self.mass, self.root = found
+    @classmethod
+    def fit(cls, texts: Sequence[FloatArray]) -> TokenBags:
+        """From the tokens (T_i, d) of training texts; without any, K is 0."""
+        if not texts:
+            none = np.zeros((0, 0), dtype=np.float32)
+            return cls(none, none, none, none)
+        tokens = np.concatenate(texts)
+        centre = tokens.mean(axis=0)
+        tokens = _unit(tokens - centre)
+        anchors = tokens[_far_apart(tokens, _MOST)]
+        values, vectors = np.linalg.eigh(np.exp(_WIDTH * (anchors @ anchors.T - 1)).astype(np.float64))
+        kept = values > _SMALLEST
+        root = vectors[:, kept] / np.sqrt(values[kept])
+        blocks = range(0, len(tokens), _BLOCK)
+        nearest = np.concatenate([(tokens[start : start + _BLOCK] @ anchors.T).argmax(axis=1) for start in blocks])
+        mass = np.bincount(nearest, minlength=len(anchors)) / len(tokens)
+        return cls(*(np.asarray(part, dtype=np.float32, order="C") for part in (centre, anchors, mass, root)))
 
     def arrays(self) -> dict[str, FloatArray]:
         """All of it, by name."""
-        return {name: getattr(self, name) for name in _PARTS}
+        return vars(self)
 
     def of(self, arrays: Mapping[str, FloatArray]) -> TokenBags:
         """Others: the inverse of `arrays`."""
-        bags = TokenBags()
-        bags._fill(arrays)
-        return bags
+        return TokenBags(**arrays)
 
     def vectors(self, texts: Sequence[FloatArray]) -> FloatArray:
         """(N, rank) unit vectors of texts given by their tokens (T_i, d); zeros for one without tokens."""
@@ -75,23 +93,6 @@ class TokenBags:
                 out[start:stop][lengths > 0] = np.add.reduceat(near, firsts, axis=0)
             start = stop
         return _unit(times(out, root))
-
-
-def _nystroem(texts: Sequence[FloatArray]) -> dict[str, FloatArray]:
-    """The arrays of `TokenBags`: centre (d,), anchors (K, d), mass (K,) and root (K, rank)."""
-    if not texts:
-        return dict.fromkeys(_PARTS, np.zeros((0, 0), dtype=np.float32))
-    tokens = np.concatenate(texts)
-    centre = tokens.mean(axis=0)
-    tokens = _unit(tokens - centre)
-    anchors = tokens[_far_apart(tokens, _MOST)]
-    values, vectors = np.linalg.eigh(np.exp(_WIDTH * (anchors @ anchors.T - 1)).astype(np.float64))
-    kept = values > _SMALLEST
-    root = vectors[:, kept] / np.sqrt(values[kept])
-    blocks = range(0, len(tokens), _BLOCK)
-    nearest = np.concatenate([(tokens[start : start + _BLOCK] @ anchors.T).argmax(axis=1) for start in blocks])
-    mass = np.bincount(nearest, minlength=len(anchors)) / len(tokens)
-    return {"centre": centre, "anchors": anchors, "mass": mass, "root": root}
 
 
 def _unit(vectors: FloatArray) -> FloatArray:
