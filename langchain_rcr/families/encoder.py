@@ -68,13 +68,13 @@ class Encoder(BaseEncoder, nn.Module):
         with Bounded(max([_ALWAYS_ALLOWED, *(tensor.size for tensor in tensors.values())])):
             return cls(**arguments)
 
-    def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
+    def vectors(self, features: Any) -> NDArray[np.float32]:
         """See `BaseEncoder.vectors`."""
         was_training = self.training
         self.eval()
         try:
             with torch.inference_mode():
-                return super().vectors(features, batch_size)
+                return super().vectors(features)
         finally:
             self.train(was_training)
 

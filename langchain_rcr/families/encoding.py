@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from functools import cached_property, reduce
+from functools import cached_property
+from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar, Protocol, Self
@@ -174,12 +175,12 @@ class BaseEncoder(ABC):
 
     def _kept_arrays(self) -> dict[str, NDArray[Any]]:
         kept: list[str] = self.__dict__.get("_kept", [])
-        return {name: _inside(self, *name.split(".")) for name in kept}
+        return {name: attrgetter(name)(self) for name in kept}
 
     def _put_kept(self, arrays: Mapping[str, NDArray[Any]]) -> None:
         for name, array in arrays.items():
-            *places, last = name.split(".")
-            setattr(_inside(self, *places), last, array)
+            place, _, last = name.rpartition(".")
+            setattr(attrgetter(place)(self) if place else self, last, array)
 
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:  # noqa: B027
         """Take in examples that were added to a pool, without training; or those alone that have new labels."""
@@ -228,10 +229,8 @@ class BaseEncoder(ABC):
         for name in self.vocabularies:
             if getattr(self, name) is not None:
                 write_json(folder / f"{name}.json", getattr(self, name).to_json())
-        save_file(
-            {name: np.asarray(array, order="C") for name, array in self.tensors().items()},
-            folder / "model.safetensors",
-        )
+        arrays = {name: np.asarray(array, order="C") for name, array in self.tensors().items()}
+        save_file(arrays, folder / "model.safetensors")
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
@@ -266,22 +265,21 @@ class BaseEncoder(ABC):
         if strange := own.keys() ^ tensors.keys():
             raise ValueError(f"{min(strange)} is in one of both alone")
         for name, array in own.items():
-            if tensors[name].shape != array.shape and not name.startswith(self.fitted or ("\0",)):
+            if tensors[name].shape != array.shape and not name.startswith(self.fitted):
                 raise ValueError(f"{name} has shape {tensors[name].shape}, not {array.shape}")
         with np.errstate(invalid="ignore", over="ignore"):
             self.put({name: tensors[name].astype(array.dtype, copy=False) for name, array in own.items()})
 
-    def encode(self, items: Sequence[Item], batch_size: int | None = None) -> NDArray[np.float32]:
+    def encode(self, items: Sequence[Item]) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of items, without gradients."""
-        return self.vectors(self.featurize(items), batch_size)
+        return self.vectors(self.featurize(items))
 
-    def vectors(self, features: Any, batch_size: int | None = None) -> NDArray[np.float32]:
+    def vectors(self, features: Any) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of featurised items, without gradients."""
         if len(features) == 1:
             return self._array(features)
-        size = batch_size or self.batch_size
         out = np.empty((len(features), self.dim), dtype=np.float32)
-        batches = np.array_split(self.order(features), max(1, -(-len(features) // size)))
+        batches = np.array_split(self.order(features), max(1, -(-len(features) // self.batch_size)))
         for rows in track(batches, "encoding"):
             if len(rows):
                 out[rows] = self._array(features.select(rows))
@@ -298,8 +296,3 @@ class BaseEncoder(ABC):
     def order(self, features: Any) -> NDArray[np.int64]:
         """The order in which `vectors` goes through the rows: like lengths together need the least padding."""
         return np.arange(len(features))
-
-
-def _inside(owner: Any, *places: str) -> Any:
-    """An attribute of an attribute, as deep as there are names."""
-    return reduce(getattr, places, owner)

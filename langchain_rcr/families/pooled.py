@@ -23,14 +23,8 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Backbone, Encoder, check_digest
-from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, model_folder, special_tokens
-from langchain_rcr.families.untrusted import (
-    SPECIAL_TOKENS,
-    check_kind,
-    check_saved_model,
-    check_tokenizer,
-    refusing,
-)
+from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, Read, model_folder, special_tokens
+from langchain_rcr.families.untrusted import SPECIAL_TOKENS, check_kind, check_saved_model, check_tokenizer, refusing
 
 _LOADING = Lock()
 
@@ -186,7 +180,7 @@ class PooledTransformer(nn.Module):
         return there[0], there[1].long()
 
     @torch.inference_mode()
-    def read(self, texts: Sequence[str], batch_size: int = 64) -> tuple[NDArray[np.float32], list[NDArray[np.float32]]]:
+    def read(self, texts: Sequence[str], batch_size: int = 64) -> Read:
         """Vectors of texts (N, D) and, from the same pass, of each one's tokens (T, D) without the special ones.
 
         Tokens are read three quarters of the way up, where BERTScore reads BERT and DeBERTa (layer 9 of 12, 18 of 24).

@@ -77,9 +77,10 @@ def test_shapes_and_determinism(encoder):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2, 4, 5, 100])
-def test_batches_change_nothing(encoder, batch_size):
-    whole = encoder.encode(ITEMS, batch_size=512)
-    np.testing.assert_allclose(encoder.encode(ITEMS, batch_size), whole, rtol=1e-5, atol=1e-6)
+def test_batches_change_nothing(encoder, batch_size, monkeypatch):
+    whole = encoder.encode(ITEMS)
+    monkeypatch.setattr(type(encoder), "batch_size", batch_size)
+    np.testing.assert_allclose(encoder.encode(ITEMS), whole, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(np.concatenate([encoder.encode([item]) for item in ITEMS]), whole, rtol=1e-5, atol=1e-6)
 
 
