@@ -84,28 +84,21 @@ def greedy_coverage(
     needs = sparse.csr_array(needs).astype(np.result_type(needs.dtype, np.float32))
     by_structure = sparse.csr_array(pool.T).astype(needs.dtype)
     all_positions = np.empty((needs.shape[0], k), dtype=np.int64)
-    all_gains = np.zeros((needs.shape[0], k), dtype=needs.dtype)
+    all_gains = np.empty((needs.shape[0], k), dtype=needs.dtype)
     for block in row_blocks(needs.shape[0], pool.shape[0]):
         positions, gains, uncovered = all_positions[block], all_gains[block], needs[block]
         overlap = (uncovered @ by_structure).toarray()  # (b, N): worth of a candidate alone; -inf: not to be picked
         overlap[places(excluded[block], overlap.shape[1])] = -np.inf
-        gain, everyone = overlap.copy(), np.arange(len(overlap))
-        gaining = everyone  # queries that can still gain: the rows of `gain` and `uncovered`
+        gain, rows = overlap.copy(), np.arange(len(overlap))
         for t in range(k):
             best = gain.argmax(axis=1)
-            worth = gain[np.arange(len(gaining)), best]
-            useful = worth > 0
-            best, gaining, uncovered = best[useful], gaining[useful], uncovered[useful]
-            positions[gaining, t], gains[gaining, t] = best, worth[useful]
-            stuck = np.setdiff1d(everyone, gaining)
-            positions[stuck, t] = overlap[stuck].argmax(axis=1)
-            overlap[everyone, positions[:, t]] = -np.inf
-            if t + 1 == k:
-                break
+            gains[:, t] = gain[rows, best]
+            positions[:, t] = best = np.where(gains[:, t] > 0, best, overlap.argmax(axis=1))
+            overlap[rows, best] = -np.inf
             # Recomputed rather than updated: rounding would turn a gain of zero into a small positive one.
             uncovered = uncovered - uncovered.multiply(pool[best])
             gain = (uncovered @ by_structure).toarray()
-            gain[np.isneginf(overlap[gaining])] = -np.inf
+            gain[np.isneginf(overlap)] = -np.inf
     return all_positions, all_gains
 
 
