@@ -40,36 +40,19 @@ class Draw(NamedTuple):
     tags: frozenset[str]
 
 
-class SetChances(NamedTuple):
-    """How often a set of things is narrowed."""
-
-    relation: float  # to other things
-    second_relation: float  # of these to others again
-    lone_filter: float  # of a thing without a relation
-    head_filter: float  # of a thing with a relation
-    inner_filter: float  # of a thing at the end of a relation
-    second_filter: float  # of a thing with a filter
-
-
-class ClauseWeights(NamedTuple):
-    """How often a statement has each form."""
-
-    exists: float
-    quantifier: float
-    numbers: float
-    attributes: float
-
-
-# The weights match the published statistics (see tests/test_data_covr.py).
+# The weights match the published statistics (see tests/data/test_data_covr.py).
 _FORMS = {"what": 16, "choose": 26, "and": 16, "or": 15, "single": 28}
-_CLAUSES = {"single": ClauseWeights(4, 9, 7.5, 7.5), "paired": ClauseWeights(6.3, 5.3, 7, 5)}
+# Statements that exist, are quantified, compare numbers, compare attributes.
+_CLAUSES = {"single": (4, 9, 7.5, 7.5), "paired": (6.3, 5.3, 7, 5)}
+# How often a set of things is narrowed by a relation to others; these to others again; by a filter a thing without a
+# relation, with one, at the end of one; by another filter a thing that has one.
 # "second" is a comparison's second side, "condition" the end of a condition's relation, which has at most one more.
 _SETS = {
-    "asked": SetChances(0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
-    "single": SetChances(0.76, 0.2, 0.9, 0.72, 0.48, 0.45),
-    "paired": SetChances(0.35, 0.75, 0.55, 0.5, 0.56, 0.56),
-    "second": SetChances(0.25, 0.3, 0.28, 0.28, 0.3, 0.42),
-    "condition": SetChances(0.0, 0.4, 0.0, 0.5, 0.54, 0.4),
+    "asked": (0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
+    "single": (0.76, 0.2, 0.9, 0.72, 0.48, 0.45),
+    "paired": (0.35, 0.75, 0.55, 0.5, 0.56, 0.56),
+    "second": (0.25, 0.3, 0.28, 0.28, 0.3, 0.42),
+    "condition": (0.0, 0.4, 0.0, 0.5, 0.54, 0.4),
 }
 _CONDITION_RELATION = 0.7  # how often a quantifier's condition is a relation, not a filter
 _CONSTANT = 0.5  # how often a comparison's second side is a constant
@@ -92,8 +75,8 @@ def build_rules() -> dict[str, list[Rule]]:
     rules["comparison"] = [Rule((), program, words) for program, words in comparisons.items()]
     for place, chances in _SETS.items():
         rules |= _set_rules(place, chances)
-    for place, forms in _CLAUSES.items():
-        rules |= _clause_rules(place, forms)
+    for place, weights in _CLAUSES.items():
+        rules |= _clause_rules(place, weights)
     filtered, related = 1 - _CONDITION_RELATION, _CONDITION_RELATION
     rules["condition"] = [
         Rule(("property",), "filter ( {0} , scene ( ) )", "{0}", filtered, "filter"),
@@ -116,18 +99,18 @@ def build_rules() -> dict[str, list[Rule]]:
     return rules
 
 
-def _clause_rules(place: str, forms: ClauseWeights) -> dict[str, list[Rule]]:
+def _clause_rules(place: str, weights: tuple[float, ...]) -> dict[str, list[Rule]]:
     """A statement that stands alone (``single``) or is one half of a pair (``paired``)."""
+    exist, quantified, by_number, by_attribute = weights
     count, attribute, things = f"{place} count", f"{place} attribute", f"{place}/2"
-    quantified = ("quantifier", things, "condition")
-    numbers, attributes = f"{place} numbers", f"{place} attributes"
+    parts, numbers, attributes = ("quantifier", things, "condition"), f"{place} numbers", f"{place} attributes"
     compared, equal = ("{1} ( {0} , {2} )", "{0} {1} {2}"), ("eq ( {0} , {1} )", "{0} is equal to {1}")
     return {
         f"{place} clause": [
-            Rule((things,), "exists ( {0} )", "there is {0}", forms.exists, "exists"),
-            Rule(quantified, "{0} ( {1} , {2} )", "{0} of {1} are {2}", forms.quantifier, "quantifier"),
-            Rule((numbers,), "{0}", "{0}", forms.numbers, "compare-count"),
-            Rule((attributes,), "{0}", "{0}", forms.attributes, "compare-attribute"),
+            Rule((things,), "exists ( {0} )", "there is {0}", exist, "exists"),
+            Rule(parts, "{0} ( {1} , {2} )", "{0} of {1} are {2}", quantified, "quantifier"),
+            Rule((numbers,), "{0}", "{0}", by_number, "compare-count"),
+            Rule((attributes,), "{0}", "{0}", by_attribute, "compare-attribute"),
         ],
         numbers: [
             Rule((count, "comparison", "number"), *compared, _CONSTANT),
@@ -140,33 +123,36 @@ def _clause_rules(place: str, forms: ClauseWeights) -> dict[str, list[Rule]]:
     }
 
 
-def _set_rules(place: str, chances: SetChances) -> dict[str, list[Rule]]:
+def _set_rules(place: str, chances: tuple[float, ...]) -> dict[str, list[Rule]]:
     """The sets described at one place; ``place/n`` has at most n relations in a chain."""
-    lone, head, inner = f"{place} lone thing", f"{place} head", f"{place} inner thing"
+    once, twice, lone_filter, head_filter, inner_filter, second_filter = chances
+    lone, head, inner, filtered = (f"{place} {thing}" for thing in ("lone", "head", "inner", "filtered"))
     related = ("with_relation ( {0} , {1} , {2} )", "{0} that is {1} {2}")
-    filtered = ("filter ( {0} , {1} )", "{0} {1}")
-    rules: dict[str, list[Rule]] = {}
-    for level, relation in ((0, 0.0), (1, chances.second_relation), (2, chances.relation)):
-        rules[f"{place}/{level}"] = [Rule((lone if level == 2 else inner,), "{0}", "{0}", 1 - relation)]
-        if level:
-            parts = (head if level == 2 else inner, "relation", f"{place}/{level - 1}")
-            rules[f"{place}/{level}"].append(Rule(parts, *related, relation, "relation"))
-    filters = {
-        lone: (chances.lone_filter, f"{place} filtered thing"),
-        head: (chances.head_filter, f"{place} filtered thing"),
-        inner: (chances.inner_filter, f"{place} filtered thing"),
-        f"{place} filtered thing": (chances.second_filter, "found"),
+
+    def narrowed(chance: float, thing: str) -> list[Rule]:
+        """Without a filter, or with one on that thing."""
+        filter_ = Rule(("property", thing), "filter ( {0} , {1} )", "{0} {1}", chance, "filter")
+        return [Rule(("found",), "{0}", "{0}", 1 - chance), filter_]
+
+    return {
+        f"{place}/0": [Rule((inner,), "{0}", "{0}")],
+        f"{place}/1": [
+            Rule((inner,), "{0}", "{0}", 1 - twice),
+            Rule((inner, "relation", f"{place}/0"), *related, twice, "relation"),
+        ],
+        f"{place}/2": [
+            Rule((lone,), "{0}", "{0}", 1 - once),
+            Rule((head, "relation", f"{place}/1"), *related, once, "relation"),
+        ],
+        lone: narrowed(lone_filter, filtered),
+        head: narrowed(head_filter, filtered),
+        inner: narrowed(inner_filter, filtered),
+        filtered: narrowed(second_filter, "found"),
+        f"{place} count": [Rule((f"{place}/2",), "count ( {0} )", "the number of {0}")],
+        f"{place} attribute": [
+            Rule(("attribute", f"{place}/2"), "query_attr [ {0} ] ( {1} )", "the {0} of {1}", tag="attribute")
+        ],
     }
-    for thing, (filter_, rest) in filters.items():
-        rules[thing] = [
-            Rule(("found",), "{0}", "{0}", 1 - filter_),
-            Rule(("property", rest), *filtered, filter_, "filter"),
-        ]
-    things = f"{place}/2"
-    asked = ("query_attr [ {0} ] ( {1} )", "the {0} of {1}")
-    rules[f"{place} count"] = [Rule((things,), "count ( {0} )", "the number of {0}")]
-    rules[f"{place} attribute"] = [Rule(("attribute", things), *asked, tag="attribute")]
-    return rules
 
 
 class Sampler:
