@@ -20,7 +20,6 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -162,7 +161,11 @@ class _SFT:
         rng = np.random.default_rng([self.job.seed, epoch])
         sequences = self._sequences(rng, epoch)
         dropout = int(rng.integers(2**31))
-        return dropout, self._batches(rng, sequences)
+        best, size = self.sequences, self.batch_size
+        if self.loss.in_batch:
+            return dropout, info_nce_batches(rng.permutation(self.steps), best, best, size, self.negatives, rng)
+        order, most = rng.permutation(self.trainable), self.config.candidates
+        return dropout, listwise_batches(order, sequences, best, size, len(self.candidates), most, rng)
 
     def _sequences(self, rng: np.random.Generator, epoch: int) -> IntArray:
         """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's or, for a share, the policy's own."""
@@ -176,19 +179,13 @@ class _SFT:
             sequences[rows] = greedy_picks(self.job, self.query_features, barred, rows, pool, self.k)
         return sequences
 
-    def _batches(self, rng: np.random.Generator, sequences: IntArray) -> Iterator[Batch]:
-        best, size = self.sequences, self.batch_size
-        if self.loss.in_batch:
-            return info_nce_batches(rng.permutation(self.steps), best, best, size, self.negatives, rng)
-        order, most = rng.permutation(self.trainable), self.config.candidates
-        return listwise_batches(order, sequences, best, size, len(self.candidates), most, rng)
-
     def learn(self, epoch: tuple[int, Iterator[Batch]]) -> Figures:
         """Take an optimiser step on every `accumulation` batches."""
         dropout, batches = epoch
         losses: list[Tensor] = []
         self.model.train()
-        with _seeded(dropout + self.processes.rank, self.device):
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(dropout + self.processes.rank)
             while not self.runner.at_end and (group := list(islice(batches, self.accumulation))):
                 losses.append(self._step(group))
                 self.runner.advance()
@@ -204,13 +201,12 @@ class _SFT:
             share = [batch.rows(processes.part(len(batch.queries))) for batch in group]
         else:
             share = list(group[processes.rank :: processes.size])
-        targets, counts = zip(*map(self._targets, share), strict=True) if share else ((), ())
-        total = max(1, int(processes.sum(np.array([sum(counts)]))[0]))
+        taught = [(batch, *self._targets(batch)) for batch in share]
+        total = max(1, int(processes.sum(np.array([sum(count for *_, count in taught)]))[0]))
         losses = [torch.zeros((), device=self.device)]
 
         def backward() -> None:
-            for batch, wanted, count in zip(share, targets, counts, strict=True):
-                losses.append(self._backward(batch, wanted, count / total))
+            losses.extend(self._backward(batch, targets, count / total) for batch, targets, count in taught)
 
         self.runner.step(backward)
         return torch.stack(losses).sum()
@@ -221,12 +217,9 @@ class _SFT:
         Those are all or, if listwise, the ones with something to gain.
         """
         allowed = batch.allowed(self.supervision.forbidden, len(self.candidates))[batch.steps]
-        if self.loss.in_batch and not self.config.mask_equals:
-            gains = np.zeros(allowed.shape, dtype=np.float32)  # nothing looks at them
-        else:
-            gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
+        gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
         count = len(gains) if self.loss.in_batch else int((gains * allowed).any(axis=1).sum())
-        positive = None if batch.positive is None else self._tensor(batch.positive[batch.steps])
+        positive = None if batch.positive is None else self._tensor(batch.positive)
         tensors = self._tensor(gains), self._tensor(allowed)
         return Targets(*tensors, self.config.temperature, positive, self.config.mask_equals), count
 
@@ -291,11 +284,3 @@ class _SFT:
         if self.pool_vectors is None:
             self.pool_vectors = self.model.pool_vectors(self.candidates, self.contexts)
         return self.pool_vectors
-
-
-@contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[None]:
-    """Dropout drawn from its own seed; the process's generators are as before afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

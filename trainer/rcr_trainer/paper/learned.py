@@ -138,7 +138,7 @@ class LearnedSelector(Baseline):
         half = max(1, ranked.shape[2] // 2)
         best, worst = min(best, half), min(self.options.extreme, half)
 
-        def negatives(queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
+        def negatives(queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
             found: IntArray = ranked[queries, steps, -1 - rng.integers(worst, size=len(queries))]
             return found
 
@@ -152,7 +152,7 @@ class LearnedSelector(Baseline):
             rivals = model.candidate(candidates.select(batch.candidates))
             logits = states(batch.queries, batch.steps.argmax(axis=1)) @ rivals.T
             allowed = torch.from_numpy(batch.allowed(own, len(pool))[batch.steps]).to(device)
-            positive = torch.from_numpy(np.asarray(batch.positive)[:, 0]).to(device)
+            positive = torch.from_numpy(np.asarray(batch.positive)).to(device)
             return info_nce(logits, Targets(torch.zeros_like(logits), allowed, positive=positive, mask_equals=False))
 
         self._train(model, dict(model.named_parameters()), len(every), loss, batches)

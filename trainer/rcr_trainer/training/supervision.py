@@ -6,7 +6,7 @@ No model takes part. All processes make the same batches, from the same generato
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
@@ -145,7 +145,7 @@ class HardNegatives:
             self.nearest[block], self._worst[block] = nearest, np.take_along_axis(nearest[:, None], least, axis=2)
             self._found[block] = open_.sum(axis=2).clip(1, worst)
 
-    def draw(self, queries: IntArray, picked: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
+    def draw(self, queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
         """A hard negative (B,) for each state: a query (B,) after so many (B,) of its picks.
 
         If none of the H may be picked, one that may not be.
@@ -156,7 +156,7 @@ class HardNegatives:
 
 # ---------------------------------------------------------------- batches
 
-Negatives: TypeAlias = Callable[[IntArray, IntArray, IntArray, np.random.Generator], IntArray]
+Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
 """Draws a hard negative for each state, (B,) pool positions; see `HardNegatives.draw`."""
 
 
@@ -169,7 +169,7 @@ class Batch:
         picked: (B, k−1) the first picks of each sequence; state t has the first t of them.
         candidates: (C,) pool positions that are scored.
         steps: (B, k) bool; which states take part.
-        positive: (B, k) columns of `candidates`, the one to prefer; only InfoNCE reads it.
+        positive: (B,) column of `candidates`, the one to prefer; only InfoNCE, which trains a state each, reads it.
     """
 
     queries: IntArray
@@ -186,8 +186,8 @@ class Batch:
 
     def rows(self, part: slice) -> Batch:
         """Some of the sequences, all of the candidates."""
-        own = {name: getattr(self, name)[part] for name in ("queries", "picked", "steps")}
-        return replace(self, **own, positive=None if self.positive is None else self.positive[part])
+        positive = None if self.positive is None else self.positive[part]
+        return Batch(self.queries[part], self.picked[part], self.candidates, self.steps[part], positive)
 
     def allowed(self, forbidden: Sequence[IntArray], pool: int) -> NDArray[np.bool_]:
         """(B, k, C) bool; which candidates each state may pick; `forbidden` are those that each query never gets."""
@@ -249,10 +249,9 @@ def info_nce_batches(
     k = best.shape[1]
     for start in range(0, len(order), size):
         queries, at = order[start : start + size].T
-        positives, picked = best[queries, at], sequences[queries, : k - 1]
-        hard = positives[:0] if negatives is None else negatives(queries, picked, at, rng)
+        positives = best[queries, at]
+        hard = positives[:0] if negatives is None else negatives(queries, at, rng)
         candidates, columns = np.unique(np.concatenate([positives, hard]), return_inverse=True)
         steps = np.zeros((len(queries), k), dtype=bool)
         steps[np.arange(len(queries)), at] = True
-        positive = np.repeat(columns[: len(queries), None], k, axis=1)
-        yield Batch(queries, picked, candidates, steps, positive)
+        yield Batch(queries, sequences[queries, : k - 1], candidates, steps, columns[: len(queries)])
