@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.items import Item, copied, made
+from langchain_rcr.basics.items import Item, copied
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.policy.prompt import APPENDIX_D
@@ -161,7 +161,7 @@ class ExamplePool:
             try:
                 texts = [[example[key] for example in examples] for key in (*self.source_keys, self.target_key)]
                 if all(map(_readable, texts)):
-                    return tuple(made(Item, *texts, [""] * len(examples)))
+                    return tuple(map(Item, *texts))
             except KeyError:
                 pass
         # One by one, which finds what is wrong.

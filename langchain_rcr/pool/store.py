@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from langchain_rcr.basics.files import atomic_directory, write_json
-from langchain_rcr.basics.items import made
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
@@ -304,7 +303,7 @@ def _learn_stored(now: Served, pool: ExamplePool) -> None:
 
 
 def _rows(pool: ExamplePool) -> list[Row]:
-    return list(made(Row, pool.ids, pool.examples, pool.programs.tolist()))
+    return list(map(Row, pool.ids, pool.examples, pool.programs.tolist()))
 
 
 def _signatures(pool: ExamplePool, encoder: TriEncoder) -> list[tuple[str, ...]]:
