@@ -238,8 +238,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         """Call the model with those of its tools that the request needs, and those that aren't in the pool."""
         query, known = self.question(request), self._known(request)
         if query and known:
-            picks = self.retriever.invoke(query, filter=_among(known))
-            request = request.override(tools=_left(request, known.difference(_names(picks))))
+            request = _with_tools(request, known, self.retriever.invoke(query, filter=_among(known)))
         return handler(request)
 
     async def awrap_model_call(
@@ -248,8 +247,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         """`wrap_model_call`, awaited."""
         query, known = self.question(request), await asyncio.to_thread(self._known, request)
         if query and known:
-            picks = await self.retriever.ainvoke(query, filter=_among(known))
-            request = request.override(tools=_left(request, known.difference(_names(picks))))
+            request = _with_tools(request, known, await self.retriever.ainvoke(query, filter=_among(known)))
         return await handler(request)
 
     def _known(self, request: ModelRequest[Any]) -> set[str]:
@@ -258,9 +256,10 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         return self.retriever.store.index.known(sorted(names)) if names else names
 
 
-def _left(request: ModelRequest[Any], out: Collection[str]) -> list[BaseTool | dict[str, Any]]:
-    """The request's tools without some, in their order, so that the same picks make the same prompt."""
-    return [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in out]
+def _with_tools(request: ModelRequest[Any], known: set[str], picks: Sequence[Document]) -> ModelRequest[Any]:
+    """The request without the known tools that aren't picked, in its order: the same picks make the same prompt."""
+    out = known.difference(_names(picks))
+    return request.override(tools=[tool for tool in request.tools if isinstance(tool, dict) or tool.name not in out])
 
 
 def _among(names: Collection[str]) -> dict[str, Any]:
