@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from itertools import islice
 from typing import Any, Unpack
 
 import numpy as np
@@ -278,10 +277,8 @@ class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, Bas
             select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
             found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
             ordered = [picks if isinstance(picks, InputError) else self._ordered(picks) for picks in found]
-            enough = [pick for picks in ordered if isinstance(picks, list) for pick in picks]
-            shown = iter(self._documents(enough) if seen else ())
             return [
-                Selection(picks, [*islice(shown, len(picks))]) if isinstance(picks, list) else picks
+                picks if isinstance(picks, InputError) else Selection(picks, self._documents(picks) if seen else [])
                 for picks in ordered
             ]
 
