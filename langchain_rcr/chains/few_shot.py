@@ -317,10 +317,6 @@ class PickedExamples(BaseExampleSelector):
         """The examples under `PICKED`."""
         return list(input_variables[PICKED])
 
-    async def aselect_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """`select_examples`, without a thread."""
-        return self.select_examples(input_variables)
-
     def add_example(self, example: Mapping[str, Any]) -> None:
         """Refuse: it keeps none."""
         raise NotImplementedError("examples are added to the retriever of the chain")

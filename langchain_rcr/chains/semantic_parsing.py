@@ -273,8 +273,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
     async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
         """The questions with their prompts, after the picks; those that fail are left out."""
-        if self.describe is not None:
-            describer = RunnableLambda(self._described, name="describe_database")
+        if (describe := self.describe) is not None:
+            describer: Runnable[Any, Any] = RunnableLambda(lambda given: describe(*given), name="describe_database")
             given = [(each, (each.variables, _shown(each.picks))) for each in questions]
             for question, found in await call(describer, given):
                 question.described = found
@@ -374,9 +374,6 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         own = getattr(selector, "source_keys", ())
         named = getattr(selector, "input_keys", None) or (own if self.query_key in own else [self.query_key])
         return sorted({*named})
-
-    def _described(self, given: tuple[Mapping[str, Any], Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
-        return {} if self.describe is None else self.describe(*given)
 
     def _read(self, given: tuple[Any, Mapping[str, Any]]) -> tuple[str, Reading, Any]:
         """The answer, the program in it, and what running that gave; from the model's output and the variables."""
