@@ -317,13 +317,13 @@ def test_vectors_that_do_not_fit(filled, new, bad):
 @pytest.mark.slow
 def test_an_hnsw_index_is_made_and_used(filled, postgres_url, monkeypatch):
     index, rows, vectors = filled(count=1500, seed=6)
-    asked, plain = [], pgvector_reader.PgVectorReader._hits
+    asked, plain = [], pgvector_reader.PgVectorReader._nearest
 
-    async def hits(self, states, width, *, exact, ship):
+    async def nearest(self, states, width, *, ship, exact=False):
         asked.append(exact)
-        return await plain(self, states, width, exact=exact, ship=ship)
+        return await plain(self, states, width, ship=ship, exact=exact)
 
-    monkeypatch.setattr(pgvector_reader.PgVectorReader, "_hits", hits)
+    monkeypatch.setattr(pgvector_reader.PgVectorReader, "_nearest", nearest)
     # With the index wherever PostgreSQL can use it, and not where it thinks it pays.
     given = conninfo_to_dict(postgres_url)
     url = make_conninfo(**given | {"options": f"{given.get('options', '')} -c enable_seqscan=off"})

@@ -83,6 +83,7 @@ _FIND = """
 SELECT id, format, fingerprint, dim, examples, longest, to_regclass(%s || 'rcr_examples_' || id || '_hnsw') IS NOT NULL
 FROM {schema}rcr_pools WHERE name = %s
 """
+_EXAMPLES_OF = "SELECT examples FROM {schema}rcr_pools WHERE id = {pool}"
 _KNOWN = "SELECT id FROM {table} WHERE id = ANY (%(ids)s)"
 _ROWS = """
 SELECT id, example::text, program FROM {table} WHERE %(ids)s::text[] IS NULL OR id = ANY (%(ids)s::text[]) ORDER BY key
@@ -208,11 +209,7 @@ class PgVectorIndex:
 
     def count(self) -> int:
         """How many examples there are."""
-        return self.run(self._count())
-
-    async def _count(self) -> int:
-        async with self._opened(READING) as (_, pool):
-            return pool.examples if pool else 0
+        return sum(count for (count,) in self.run(self._told(READING, _EXAMPLES_OF, None)))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the background loop."""

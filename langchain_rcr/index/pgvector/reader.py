@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -96,40 +96,6 @@ class Pool:
     indexed: bool = False
 
 
-@dataclass(slots=True)
-class _Plan:
-    """The steps of a greedy selection.
-
-    Args:
-        state: before the first pick.
-        k: how many picks.
-        barred: (B, E) what may not be picked; None: nothing is known yet.
-        keys: (B, k) the picks; −1 from where they aren't known.
-        logits: (B, k) theirs.
-        totals: (k, B) log partitions, where they were asked for and all picks are known.
-    """
-
-    state: State[Any]
-    k: int
-    barred: IntArray | None = None
-    keys: IntArray = field(default_factory=lambda: nothing(0, 0)[0])
-    logits: FloatArray = field(default_factory=lambda: nothing(0, 0)[1])
-    totals: NDArray[np.float64] | None = None
-
-    def at(self, exclude: IntArray, scored: bool) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None] | None:
-        """What the next search finds, where it is the one that was planned: keys and logits (B, 1), log partitions."""
-        if self.barred is None:
-            return None
-        step = exclude.shape[1] - self.barred.shape[1]
-        planned = 0 <= step < self.k and np.array_equal(
-            exclude, np.concatenate((self.barred, self.keys[:, :step]), axis=1)
-        )
-        if not planned or (self.keys[:, step] < 0).any() or (scored and self.totals is None):
-            return None
-        totals = self.totals[step] if scored and self.totals is not None else None
-        return self.keys[:, step, None], self.logits[:, step, None], totals
-
-
 class PgVectorReader:
     """A `Reader` of a pool, or of the part that a filter lets through, as one transaction sees it.
 
@@ -144,12 +110,14 @@ class PgVectorReader:
         self._pool = pool or Pool(0, 0, "", 0)
         self._path: str | None = None
         self._seen = Seen()
-        self._plan: _Plan | None = None
+        self._told: tuple[State[Any], int] | None = None
+        self._steps = list[tuple[IntArray, Hits]]()
+        """What is found already: what the next search leaves out, and its hits."""
         self.size = self._pool.examples
 
     def ahead(self, state: State[Any], k: int) -> None:
         """See `Reader`: the first search then takes all steps."""
-        self._plan = _Plan(state, k) if self.size and state.sql() else None
+        self._told = (state, k) if self.size and state.sql() else None
 
     async def filter(self, where: Filter) -> None:
         """Let `where` decide what can be found, and count it.
@@ -177,45 +145,55 @@ class PgVectorReader:
         if self.size and states.shape[1] != self._pool.dim:
             msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
             raise InputError(msg)
-        fetch, margins = partial(self._nearest, ship=True), slack(states, self._pool.longest)
-        plan, self._plan = self._plan, None
-        if plan is not None and t == 1:
-            if plan.barred is None:
-                await self._steps(plan, exclude, tau)
-            found = plan.at(exclude, tau is not None)
-            if found is not None:
-                self._plan = plan
-                return Hits(*found[:2], self._seen.rows, self._seen.contexts, found[2])
-        keys, logits = await best_fetched(fetch, states, t, exclude, margins, self.size)
+        margins = slack(states, self._pool.longest)
+        if self._told is not None and t == 1:
+            self._steps = await self._taken(*self._told, exclude, tau)
+        self._told = None
+        if self._steps:
+            barred, hits = self._steps.pop(0)
+            if t == 1 and np.array_equal(exclude, barred):
+                return hits
+            self._steps = []
+        keys, logits = await best_fetched(partial(self._nearest, ship=True), states, t, exclude, margins, self.size)
         totals = None if tau is None else await self._log_partition(states, exclude, tau)
         return Hits(keys, logits, self._seen.rows, self._seen.contexts, totals)
 
-    async def _steps(self, plan: _Plan, exclude: IntArray, tau: float | None) -> None:
-        """Find out all picks of a plan in one statement, and the log partitions in another."""
-        states = plan.state.vector()
-        plan.barred, (plan.keys, plan.logits) = exclude, nothing(len(states), plan.k)
-        if next(self._parts(np.repeat(states, plan.k, axis=0))).stop < plan.k * len(states):
-            return
+    async def _taken(
+        self, state: State[Any], k: int, exclude: IntArray, tau: float | None
+    ) -> list[tuple[IntArray, Hits]]:
+        """All steps in one statement, and their log partitions in another: what each leaves out, and what it finds.
+
+        They end before one that needs more candidates than were fetched.
+        """
+        states = state.vector()
+        if next(self._parts(k * len(states))).stop < k * len(states):
+            return []
         names = {"query": "step.query", "needs": "step.needs", "vector": "step.v", "context": "pick.context"}
-        text = _STEPS.replace("{composed}", plan.state.sql().format(dim=states.shape[1], **names))
+        text = _STEPS.replace("{composed}", state.sql().format(dim=states.shape[1], **names))
         text = text.replace("{needs}", ", ".join(f"({n}, %(p{n})s::vector)" for n in range(len(states))))
         parameters = {f"p{n}": needs for n, needs in enumerate(np.maximum(states, 0))}
-        parameters |= {"k": plan.k, "width": 1 + MORE + plan.k + exclude.shape[1], "tie": TIE * self._pool.longest}
+        parameters |= {"k": k, "width": 1 + MORE + k + exclude.shape[1], "tie": TIE * self._pool.longest}
         text = _ordered(text, "step", exact=not self._approximate)
+        keys, logits = nothing(len(states), k)
         for n, at, key, apart, settled, *row in await self._ask(text, states, exclude, **parameters):
             if settled:
-                plan.keys[n, at], plan.logits[n, at] = key, -apart
+                keys[n, at], logits[n, at] = key, -apart
                 self._keep(key, *row)
-        plan.keys[:, (plan.keys < 0).any(axis=0).cumsum() > 0] = -1
-        if tau is not None and (plan.keys >= 0).all():
-            steps, state, out = [states], plan.state, np.full((plan.k, *plan.keys.shape), -1, dtype=np.int64)
-            for at in range(1, plan.k):
-                state = state.update(self._seen.contexts(plan.keys[:, at - 1]))
+        known = int((keys >= 0).all(axis=0).cumprod().sum())
+        barred = [np.concatenate((exclude, keys[:, :at]), axis=1) for at in range(known)]
+        totals: list[Any] = [None] * known
+        if tau is not None and known:
+            steps = [states]
+            for at in range(known - 1):
+                state = state.update(self._seen.contexts(keys[:, at]))
                 steps.append(state.vector())
-                out[at, :, :at] = plan.keys[:, :at]
-            barred = np.concatenate((np.tile(exclude, (plan.k, 1)), np.concatenate(out)), axis=1)
-            totals = await self._log_partition(np.concatenate(steps), barred, tau)
-            plan.totals = totals.reshape(plan.k, -1)
+            every = [np.pad(some, ((0, 0), (0, known - 1 - at)), constant_values=-1) for at, some in enumerate(barred)]
+            totals = np.split(await self._log_partition(np.concatenate(steps), np.concatenate(every), tau), known)
+        found = self._seen.rows, self._seen.contexts
+        return [
+            (some, Hits(keys[:, at, None], logits[:, at, None], *found, total))
+            for at, (some, total) in enumerate(zip(barred, totals, strict=True))
+        ]
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
@@ -228,46 +206,46 @@ class PgVectorReader:
     async def _log_partition(self, states: FloatArray, exclude: IntArray, tau: float) -> NDArray[np.float64]:
         if self._approximate:
             fetch, most = partial(self._nearest, ship=False), max(1, min(BEST, self.size))
-            _, logits = await best_fetched(
-                fetch, states, most, exclude, np.zeros(len(states), dtype=np.float32), self.size
-            )
+            _, logits = await best_fetched(fetch, states, most, exclude, np.zeros(len(states), "<f4"), self.size)
             return log_sums(logits, tau)
         totals = np.full(len(states), -np.inf)
-        for part in self._parts(states) if self.size else ():
+        for part in self._parts(len(states)) if self.size else ():
             for n, value in await self._ask(_LOG_PARTITION, states[part], exclude[part], tau=tau):
                 totals[part.start + n] = value
         return totals
 
-    async def _nearest(self, states: FloatArray, width: int, *, ship: bool) -> list[tuple[IntArray, FloatArray]]:
-        """See `best_fetched`; `ship`: and keep their vectors and rows for later."""
-        near = await self._hits(states, width, exact=not self._approximate, ship=ship)
-        short = [at for at, hits in enumerate(near) if len(hits) < width and self._approximate]
-        if short:  # an index may miss some for ever
-            for at, hits in zip(short, await self._hits(states[short], width, exact=True, ship=ship), strict=True):
-                near[at] = hits
-        return [(np.array([*hits], dtype=np.int64), -np.array([*hits.values()], dtype=np.float32)) for hits in near]
+    async def _nearest(
+        self, states: FloatArray, width: int, *, ship: bool, exact: bool = False
+    ) -> list[tuple[IntArray, FloatArray]]:
+        """See `best_fetched`; by the index, if there is one, unless `exact`.
 
-    async def _hits(self, states: FloatArray, width: int, *, exact: bool, ship: bool) -> list[dict[int, float]]:
-        """For each state key → distance of `width` of the nearest candidates; by the index unless `exact`."""
+        With `ship` their vectors and rows are kept for later.
+        """
+        exact |= not self._approximate
         text = _ordered(_SEARCH + (_WITH_ROWS if ship else ""), "state", exact=exact)
-        near: list[dict[int, float]] = [{} for _ in states]
-        for part in self._parts(states):
+        found: list[dict[int, float]] = [{} for _ in states]
+        for part in self._parts(len(states)):
             rows = await self._ask(text, states[part], width=width, seen=[*self._seen.rows])
-            for n, key, apart, context, example_id, example, program in rows:
+            for n, key, apart, *row in rows:
                 if n is None:
-                    self._keep(key, context, example_id, example, program)
+                    self._keep(key, *row)
                 else:
-                    near[part.start + n][key] = apart
+                    found[part.start + n][key] = -apart
+        near = [(np.array([*hits], dtype=np.int64), np.array([*hits.values()], dtype=np.float32)) for hits in found]
+        short = [] if exact else [at for at, (keys, _) in enumerate(near) if len(keys) < width]
+        if short:  # an index may miss some for ever
+            for at, hits in zip(short, await self._nearest(states[short], width, ship=ship, exact=True), strict=True):
+                near[at] = hits
         return near
 
     def _keep(self, key: int, context: bytes, example_id: str, example: str, program: int) -> None:
         self._seen.rows[key] = Row(example_id, json.loads(example), program)
         self._seen.vectors[key] = _vector(context)
 
-    def _parts(self, states: FloatArray) -> Iterator[slice]:
-        """The states of each statement."""
+    def _parts(self, count: int) -> Iterator[slice]:
+        """The states of each statement, of so many."""
         looked_at = 0 if self._approximate else self.size
-        return blocks(len(states), max(looked_at, _LOGITS // _STATES), _LOGITS)
+        return blocks(count, max(looked_at, _LOGITS // _STATES), _LOGITS)
 
     async def _ask(
         self, text: str, states: FloatArray, barred: IntArray | None = None, **parameters: Any
