@@ -13,7 +13,7 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.pool.served import Pick, check_query
+from langchain_rcr.pool.served import Pick, error_of
 
 
 class Selection(NamedTuple):
@@ -63,7 +63,7 @@ async def batched(
             runs.append(await resolved(run))
         else:  # nobody listens
             runs.append(None)
-    errors = [_error_of(query) for query in queries]
+    errors = [error_of(query) for query in queries]
     valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
     results: list[Any]
     try:
@@ -85,12 +85,3 @@ async def batched(
 async def resolved(value: Any) -> Any:
     """A value, awaited where it has to be."""
     return await value if inspect.isawaitable(value) else value
-
-
-def _error_of(query: object) -> InputError | None:
-    """What is wrong with a question."""
-    try:
-        check_query(query)
-    except InputError as error:
-        return error
-    return None

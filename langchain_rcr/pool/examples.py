@@ -268,7 +268,7 @@ def _number(text: str) -> float:
 
 
 def _readable(texts: Sequence[Any]) -> bool:
-    """Whether `check_text` lets each of these through."""
+    """Whether these are texts, and `flaw_of` finds none in any of them."""
     try:
         "".join(texts).encode("utf-8")
     except (TypeError, UnicodeEncodeError):
@@ -291,10 +291,10 @@ def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool
     value = example[key]
     if not isinstance(value, str):
         raise PoolError(f"{where}: '{key}'{what} must be a string, not {_kind(value)}")
-    try:
-        return value if blank and not value.strip() else check_text(value)
-    except ValueError as error:
-        raise PoolError(f"{where}: '{key}'{what} {error}") from None
+    wrong = None if blank and not value.strip() else flaw_of(value)
+    if wrong:
+        raise PoolError(f"{where}: '{key}'{what} {wrong}")
+    return value
 
 
 @lru_cache(maxsize=16)
@@ -309,15 +309,15 @@ def random_ids(count: int) -> tuple[str, ...]:
     return tuple(digits[at : at + 32] for at in range(0, len(digits), 32))
 
 
-def check_text(text: str) -> str:
-    """The text itself; a `ValueError` if it is blank or no valid Unicode, on which tokenizers fail obscurely."""
+def flaw_of(text: str) -> str | None:
+    """What is wrong with a text that is blank or no valid Unicode, on which tokenizers fail obscurely; or None."""
     if not text.strip():
-        raise ValueError("is blank")
+        return "is blank"
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
-        raise ValueError(f"is not valid Unicode text: lone surrogate at character {error.start}") from None
-    return text
+        return f"is not valid Unicode text: lone surrogate at character {error.start}"
+    return None
 
 
 def _kind(value: object) -> str:

@@ -17,7 +17,7 @@ from langchain_rcr.index.filters import Filter
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
 from langchain_rcr.policy.selection import Options, select
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.pool.examples import ExamplePool, check_text
+from langchain_rcr.pool.examples import ExamplePool, flaw_of
 
 logger = logging.getLogger(__name__)
 
@@ -118,15 +118,16 @@ class Served:
 
     def relevance(self, query: str) -> float:
         """How near a question is to what the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
-        check_query(query)
+        if error := error_of(query):
+            raise error
         return float(self.encoder.judge_queries([query], judge=True)[1][0])
 
     def _queries(
         self, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
     ) -> tuple[FloatArray, BoolArray]:
         """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
-        for query in queries:
-            check_query(query)
+        if error := next(filter(None, map(error_of, queries)), None):
+            raise error
         wrong = next((one for one in drafts or () if one is not None and not isinstance(one, str)), None)
         if wrong is not None:
             raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
@@ -165,11 +166,7 @@ def _picks(rows: Sequence[Row], logits: Sequence[float], chances: Sequence[float
     return [Pick(*one) for one in each]
 
 
-def check_query(query: object) -> None:
-    """Raise an `InputError` unless `query` is a question: a string, not blank, valid Unicode."""
-    if not isinstance(query, str):
-        raise InputError(f"the query must be a string, not {type(query).__name__}")
-    try:
-        check_text(query)
-    except ValueError as error:
-        raise InputError(f"the query {error}") from None
+def error_of(query: object) -> InputError | None:
+    """What is wrong with a question, which must be a string, not blank, valid Unicode; or None."""
+    wrong = flaw_of(query) if isinstance(query, str) else f"must be a string, not {type(query).__name__}"
+    return InputError(f"the query {wrong}") if wrong else None
