@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +57,9 @@ def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) 
     file = inside(folder, POOL_FILE)
     if not file.is_file():
         raise CheckpointError(f"{folder} has no {POOL_FILE}: pass examples=…, or the engine that holds them as index=…")
-    with ThreadPoolExecutor(1) as threads:  # digests are made while another thread parses
-        verified = threads.submit(verify, folder, pool=True)
-        try:
-            pool = read_jsonl(file, source_key=source_key, target_key=target_key)
-        except PoolError as error:
-            verified.result()  # damage says more than what doesn't parse
-            hint = "; source_key= and target_key= name other fields" if " has no '" in str(error) else ""
-            raise CheckpointError(f"{error}{hint}") from error
-        verified.result()
-    return pool
+    verify(folder, pool=True)
+    try:
+        return read_jsonl(file, source_key=source_key, target_key=target_key)
+    except PoolError as error:
+        hint = "; source_key= and target_key= name other fields" if " has no '" in str(error) else ""
+        raise CheckpointError(f"{error}{hint}") from error
