@@ -25,9 +25,8 @@ from langchain_rcr.policy.checkpoint import Runtime, check_folder
 from langchain_rcr.policy.manifest import seal
 from langchain_rcr.policy.triencoder import FEWEST, TriEncoder
 from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier
-from langchain_rcr.pool.jsonl import write_jsonl
 from langchain_rcr.pool.refits import Refits, started
-from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE
+from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE, write_jsonl
 from langchain_rcr.pool.served import Served
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from langchain_rcr import ExamplePool, InputError, Item, PoolError
 from langchain_rcr.pool.examples import changed
-from langchain_rcr.pool.jsonl import read_jsonl, write_jsonl
+from langchain_rcr.pool.saved import read_jsonl, write_jsonl
 from langchain_rcr.programs import ProgramSpec
 
 ROWS = [

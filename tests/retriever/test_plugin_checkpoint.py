@@ -15,7 +15,7 @@ from langchain_rcr import (
     PoolError,
     SequentialCompositionalRetriever,
 )
-from langchain_rcr.pool.jsonl import read_jsonl, write_jsonl
+from langchain_rcr.pool.saved import read_jsonl, write_jsonl
 
 EXAMPLES = [
     {"source": f"what is the {word} of texas", "target": f"answer({word}(texas))"}

@@ -10,7 +10,7 @@ from places import ROOT
 from toys import reseal
 
 from langchain_rcr import ExamplePool, TriEncoder
-from langchain_rcr.pool.jsonl import write_jsonl
+from langchain_rcr.pool.saved import write_jsonl
 
 pytestmark = pytest.mark.slow
 
