@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from langchain_core.documents import Document
@@ -24,7 +24,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.errors import EngineError, InputError, PoolError, RCRError
 from langchain_rcr.index.base import Row
-from langchain_rcr.index.store_filters import DIALECTS
+from langchain_rcr.index.filters import AllOf, Compare, Filter
 
 T = TypeVar("T")
 
@@ -296,3 +296,54 @@ def _id(content: dict[str, Any]) -> str | None:
     """An example's, or a header's."""
     found: str | None = content["id"] if "id" in content else _HEADERS[content.get("turn", 0) % len(_HEADERS)]
     return found
+
+
+# ------------------------------------------------------------------ a store's own filters
+
+Required: TypeAlias = dict[str, list[str]]
+"""Fields, and the strings of which each must be one."""
+
+
+def _operators(_: Any, required: Required) -> dict[str, Any]:
+    parts: list[dict[str, Any]] = [{field: {"$in": values}} for field, values in required.items()]
+    return parts[0] if len(parts) == 1 else {"$and": parts}
+
+
+def _conditions(store: Any, required: Required) -> Any:
+    from qdrant_client import models
+
+    return models.Filter(
+        must=[
+            models.FieldCondition(key=f"{store.metadata_payload_key}.{field}", match=models.MatchAny(any=values))
+            for field, values in required.items()
+        ]
+    )
+
+
+def _function(_: Any, required: Required) -> Callable[[Any], bool]:
+    return lambda document: all(document.metadata.get(field) in values for field, values in required.items())
+
+
+DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
+    "Chroma": _operators,
+    "InMemoryVectorStore": _function,
+    "PGVector": _operators,
+    "QdrantVectorStore": _conditions,
+}
+"""Class of a store → what makes its own filter."""
+
+
+def store_filter(store: Any, where: Filter) -> Any:
+    """The store's own filter of what it can be told; None where it can't be told anything."""
+    make, required = DIALECTS.get(type(store).__name__), _required(where)
+    return None if make is None or not required else make(store, required)
+
+
+def _required(where: Filter) -> Required:
+    """What a filter requires of strings. Stores disagree on numbers, on null and on what is missing: not of those."""
+    if isinstance(where, AllOf):
+        return {field: values for part in where.parts for field, values in _required(part).items()}
+    if isinstance(where, Compare) and where.op in ("eq", "in") and where.key.isidentifier():
+        values = [*where.value] if where.op == "in" else [where.value]
+        return {where.key: values} if values and all(isinstance(value, str) for value in values) else {}
+    return {}

@@ -30,11 +30,10 @@ from langchain_rcr.index.base import (
     check_vectors,
     replaced,
 )
-from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded
+from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded, store_filter
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
-from langchain_rcr.index.store_filters import store_filter
 
 _OF_LENGTHS = ("dim", "shape")
 """In what stores say of vectors of another length."""

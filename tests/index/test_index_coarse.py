@@ -9,8 +9,7 @@ from plain_reader import run
 
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.coarse import Coarse
-from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.memory import Coarse, MatrixTable
 from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, select
 
@@ -28,7 +27,7 @@ def test_the_nearest_rows_in_8_bits_by_hand():
 
 
 def test_without_faiss_all_goes_in_float32(monkeypatch):
-    monkeypatch.setattr("langchain_rcr.index.coarse.find_spec", lambda name: None)
+    monkeypatch.setattr("langchain_rcr.index.memory.find_spec", lambda name: None)
     monkeypatch.setitem(sys.modules, "faiss", None)
     scan = Coarse()
     assert not any(scan.ready(np.ones((3, 2), dtype=np.float32)) for _ in range(4))

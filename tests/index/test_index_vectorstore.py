@@ -15,9 +15,9 @@ from vector_stores import STORES
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
+from langchain_rcr.index.documents import DIALECTS
 from langchain_rcr.index.filters import matches, parse_filter
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.index.store_filters import DIALECTS
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.selection import Options, select
 
