@@ -114,7 +114,6 @@ class Reader(Protocol):
     @property
     def size(self) -> int:
         """How many candidates there are."""
-        ...
 
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """Find the best candidates: one step of a selection.
@@ -128,11 +127,9 @@ class Reader(Protocol):
                 can't leave them out fetch that many more.
             tau: τ, where the log partition is wanted, too.
         """
-        ...
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,), each found by this reader."""
-        ...
 
 
 class CandidateIndex(Protocol):
@@ -144,11 +141,9 @@ class CandidateIndex(Protocol):
         Raises:
             CheckpointError: it holds vectors of another encoder or length; the message says what to rebuild.
         """
-        ...
 
     def count(self) -> int:
         """How many examples there are."""
-        ...
 
     def read(self, where: Filter | None = None) -> AbstractAsyncContextManager[Reader]:
         """The pool as it is now, for a coroutine that `run` or `arun` runs.
@@ -156,15 +151,12 @@ class CandidateIndex(Protocol):
         Raises:
             InputError: the filter asks about a field that no example has.
         """
-        ...
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine that reads this engine, and return its result; from any thread."""
-        ...
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """`run` for a caller on any event loop, which goes on with other work meanwhile."""
-        ...
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
         """Add examples, all or none; the next `read` sees them.
@@ -178,23 +170,18 @@ class CandidateIndex(Protocol):
         Raises:
             PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
         """
-        ...
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
-        ...
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids are there."""
-        ...
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all by order of adding; not to be changed."""
-        ...
 
     def close(self) -> None:
         """Let go of connections and files; a second call does nothing."""
-        ...
 
 
 class InThisThread:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.rows import LARGE, TRIALS, FloatArray, IntArray, SparseRows, growing, product
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.ranking import best, blocks, in_order, log_sums, near_best, nothing, slack
+from langchain_rcr.index.ranking import best, best_of, blocks, in_order, log_sums, near_best, nothing, slack
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
@@ -208,12 +208,9 @@ class _Steps:
         """See `ranking.best`."""
         if not self._taken:
             self._rounding = float(slack.max())
-        keys, logits = nothing(len(scores), t)
         off = slack + np.float32(2 * self._taken * self._rounding)
-        for at, (near, _) in enumerate(near_best(scores, off, t)):
-            found, values = in_order(near, self._rows.dots(near, self._states[at]), float(slack[at]), t)
-            keys[at, : len(found)], logits[at, : len(found)] = found, values
-        return keys, logits
+        each = zip(near_best(scores, off, t), self._states, strict=True)
+        return best_of(((near, self._rows.dots(near, state)) for (near, _), state in each), slack, t)
 
 
 class MemoryIndex(LocalIndex):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,10 +33,15 @@ def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, Float
     Returns:
         Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
     """
-    if t == 1:
-        return _first_best(scores, slack)
-    keys, logits = nothing(len(scores), t)
-    for row, (near, values) in enumerate(near_best(scores, slack, t)):
+    return _first_best(scores, slack) if t == 1 else best_of(near_best(scores, slack, t), slack, t)
+
+
+def best_of(
+    candidates: Iterable[tuple[IntArray, FloatArray]], slack: FloatArray, t: int
+) -> tuple[IntArray, FloatArray]:
+    """What `best` finds, from the columns that can be among the t best of each row, and their scores."""
+    keys, logits = nothing(len(slack), t)
+    for row, (near, values) in enumerate(candidates):
         found, value = in_order(near, values, float(slack[row]), t)
         keys[row, : len(found)], logits[row, : len(found)] = found, value
     return keys, logits
