@@ -177,25 +177,23 @@ class FaissTable(Table):
 
     def _best(self, states: FloatArray, t: int, exclude: IntArray) -> tuple[IntArray, FloatArray]:
         """Keys and logits (B, t) of the best."""
-
-        async def fetch(some: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
-            found = zip(*self._fetch(some, width), strict=True)
-            return [(keys[keys >= 0], scores[keys >= 0]) for keys, scores in found]
-
-        found = best_fetched(fetch, states, t, exclude, slack(states, self._longest), self.size, most=self.size)
+        found = best_fetched(self._fetch, states, t, exclude, slack(states, self._longest), self.size, most=self.size)
         return InThisThread().run(found)
 
-    def _fetch(self, states: FloatArray, width: int) -> tuple[IntArray, FloatArray]:
-        """The `width` best of each state, (B, width) each, best first; −1 and any score where there are fewer."""
+    async def _fetch(self, states: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
+        """See `best_fetched`."""
         everything = len(self) <= _SMALL or _RARE * self.size < len(self)
         keys, scores = self._ask(states, width, everything)
         short = np.flatnonzero(keys[:, -1] < 0)
         if len(short) and not everything:
             keys[short], scores[short] = self._ask(states[short], width, True)
-        return keys, scores
+        return [(row[row >= 0], values[row >= 0]) for row, values in zip(keys, scores, strict=True)]
 
     def _ask(self, states: FloatArray, width: int, everything: bool) -> tuple[IntArray, FloatArray]:
-        """One FAISS search among the rows that can be found; approximate unless `everything` is to be looked at."""
+        """One FAISS search among the rows that can be found; approximate unless `everything` is to be looked at.
+
+        Keys and scores (B, width), best first; −1 and any score where there are fewer.
+        """
         faiss = _faiss()
         with self._shared.reading() as index:
             selector = self._selector(index)

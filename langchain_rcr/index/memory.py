@@ -57,6 +57,12 @@ class MatrixTable(Table):
         self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
     ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
         """See `Table.found`."""
+        parts = [*blocks(len(states), len(self))]
+        if len(parts) > 1:
+            self._steps = None  # which remembers one block
+            found = [MatrixTable.found(self, states[some], t, exclude[some], tau) for some in parts]
+            every, theirs, totals = zip(*found, strict=True)
+            return np.concatenate(every), np.concatenate(theirs), None if tau is None else np.concatenate(totals)
         margin = slack(states, self._longest)
         if not (len(states) and len(self)):
             return *nothing(len(states), t), None if tau is None else np.full(len(states), -np.inf)
@@ -64,31 +70,14 @@ class MatrixTable(Table):
             screened = self._screened(states, t, exclude, margin)
             if screened is not None:
                 return *screened, None
-        parts = list(blocks(len(states), len(self))) if len(states) > 1 else [slice(None)]
-        if len(parts) == 1:
-            return self._found(states, t, exclude, tau, margin)
-        self._steps = None  # which remembers one block
-        found = [self._found(states[some], t, exclude[some], tau, margin[some]) for some in parts]
-        keys, logits, totals = zip(*found, strict=True)
-        return np.concatenate(keys), np.concatenate(logits), None if tau is None else np.concatenate(totals)
-
-    def _found(
-        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None, margin: FloatArray
-    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """`found` for states whose scores are held at once."""
-        scores = self._scores(states)
-        for at in range(len(states)):
-            scores[at][exclude[at]] = -np.inf
-        find = best if self._steps is None else self._steps.best
-        keys, logits = find(scores, margin, t)
-        return keys, logits, None if tau is None else log_sums(scores, tau)
-
-    def _scores(self, states: FloatArray) -> FloatArray:
-        """All logits (B, N) of (B, D) states, to be written to; −inf for rows that can't be found."""
         scores = product(states, self._candidate.rows) if self._steps is None else self._steps.scores(states)
         if self._allowed is not None:
             np.copyto(scores, -np.inf, where=~self._allowed)
-        return scores
+        for line, barred in zip(scores, exclude, strict=True):
+            line[barred] = -np.inf
+        find = best if self._steps is None else self._steps.best
+        keys, logits = find(scores, margin, t)
+        return keys, logits, None if tau is None else log_sums(scores, tau)
 
     def _screened(
         self, states: FloatArray, t: int, exclude: IntArray, margin: FloatArray

@@ -158,10 +158,7 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
     Raises:
         InputError: a state or a candidate is not finite.
     """
-    if len(states) == 1:  # faster
-        lengths = [math.sqrt(states[0] @ states[0])]
-    else:
-        lengths = np.sqrt(np.einsum("bd,bd->b", states, states)).tolist()
+    lengths = np.sqrt(np.einsum("bd,bd->b", states, states)).tolist()
     if not (math.isfinite(longest) and all(map(math.isfinite, lengths))):
         msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
         raise InputError(msg)

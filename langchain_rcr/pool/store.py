@@ -212,8 +212,16 @@ class ExampleStore:
         Returns:
             How many there were.
         """
+        if isinstance(ids, str):
+            raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
+        if not isinstance(ids, Iterable):
+            raise InputError(f"ids must be a sequence of ids, not {ids!r}")
+        given = list(ids)
+        wrong = next((one for one in given if not isinstance(one, str)), None)
+        if wrong is not None:
+            raise InputError(f"an id must be a string, not {wrong!r}")
         with self._changing:
-            return self.index.delete(_ids(ids))
+            return self.index.delete(given)
 
     @property
     def needs_refit(self) -> bool:
@@ -309,15 +317,3 @@ def _signatures(pool: ExamplePool, encoder: TriEncoder) -> list[tuple[str, ...]]
     """Of each example its id and what the encoders read of it: what its vectors belong to."""
     items = pool.items(encoder.prefer)
     return [(one, *item[:2], *filter(None, item[2:])) for one, item in zip(pool.ids, items, strict=True)]
-
-
-def _ids(ids: Sequence[str]) -> list[str]:
-    if isinstance(ids, str):
-        raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
-    if not isinstance(ids, Iterable):
-        raise InputError(f"ids must be a sequence of ids, not {ids!r}")
-    given = list(ids)
-    wrong = next((one for one in given if not isinstance(one, str)), None)
-    if wrong is not None:
-        raise InputError(f"an id must be a string, not {wrong!r}")
-    return given
