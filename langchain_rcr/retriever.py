@@ -28,8 +28,7 @@ from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
 from langchain_rcr.pool.arguments import Fields, Order, check_fields, query_of
 from langchain_rcr.pool.batching import Selection, batched, resolved
-from langchain_rcr.pool.changing import Changes
-from langchain_rcr.pool.making import Constructors
+from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.served import Pick
 from langchain_rcr.pool.store import ExampleStore
@@ -41,7 +40,7 @@ _OPEN: Any = object()
 """A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
 
 
-class SequentialCompositionalRetriever(Constructors, Changes, BaseRetriever, BaseExampleSelector):
+class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSelector):
     """Picks few-shot examples one after the other, each conditioned on those already picked.
 
     A LangChain retriever and example selector in one. Create it with `from_pretrained`, `from_examples` or

@@ -1,18 +1,25 @@
-"""Checks the retriever's fields, and finds the query among a prompt's variables."""
+"""Checks the retriever's fields; finds the query among a prompt's variables, question and program in examples."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import Any, Literal, TypedDict, get_args
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.filters import joined
 from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
+from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.outcomes import OutcomeLog
+from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.languages import unknown
 
 Order = Literal["picked", "reversed"]
 """The order of the picks in a prompt."""
+
+_LOOKED_AT = 50
+"""Examples that tell questions from programs."""
 
 
 class Fields(TypedDict, total=False):
@@ -67,6 +74,63 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
         if not isinstance(variables[key], str):
             raise InputError(f"the input variable {key!r} must be a string, not {type(variables[key]).__name__}")
     return " ".join(variables[key] for key in keys)
+
+
+def keys_of(
+    examples: Sequence[Example],
+    input_keys: Sequence[str] | None,
+    example_keys: Sequence[str] | None,
+    source_key: str | Sequence[str] | None,
+    target_key: str | None,
+    spec: ProgramSpec,
+) -> tuple[str | Sequence[str], str]:
+    """The keys of question and program, where they weren't given by those that the first example has.
+
+    The question is `input_keys`, where it has them all, else "source", else of two fields the one that isn't "target",
+    else the one that parses less often as a program of `spec`, else the first; the program is "target", else the only
+    other field, else the only one of `example_keys` that isn't the question's. Without examples, `example_keys` are
+    taken for their fields.
+
+    Raises:
+        InputError: the fields leave it open.
+    """
+    first = next(iter(examples), {}) if isinstance(examples, Iterable) else {}
+    fields = list(first) if isinstance(first, Mapping) else []
+    fields = fields or [*dict.fromkeys((*(input_keys or ()), *(example_keys or ())))]
+    if source_key is None:
+        if input_keys and fields:
+            lacking = next((key for key in input_keys if key not in fields), None)
+            if lacking is not None:
+                advice = "where the prompt's variables have other names, give source_key"
+                raise InputError(f"input_keys: {unknown(lacking, map(str, fields))}; {advice}")
+            source_key = input_keys
+        elif "source" in fields or len(fields) < 2:
+            source_key = "source"
+        elif len(fields) == 2:
+            program = target_key or ("target" if "target" in fields else None)
+            possible = [name for name in fields if name != program]
+            source_key = min(possible, key=lambda name: _parsing(examples, name, spec) if possible[1:] else 0)
+    questions = (source_key,) if isinstance(source_key, str) else source_key or ()
+    if target_key is None:
+        others = [name for name in fields if name not in questions]
+        shown = [name for name in example_keys or () if name in others]
+        if "target" in others or not others:
+            target_key = "target"
+        else:
+            target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
+    if source_key is None or target_key is None:
+        has = ", ".join(map(repr, fields))
+        lacking = next((name for name in questions if name not in fields), None)
+        if lacking is not None:
+            raise InputError(f"source_key: the examples have no field {lacking!r}; their fields: {has}")
+        raise InputError(f"which fields are question and program? The examples have {has}: set source_key, target_key")
+    return source_key, target_key
+
+
+def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
+    """How many of the first examples have a program of this language in a field."""
+    texts = (example.get(field) for example in islice(examples, _LOOKED_AT) if isinstance(example, Mapping))
+    return sum(isinstance(text, str) and spec.tree(text) is not None for text in texts)
 
 
 def _whole(value: object) -> bool:

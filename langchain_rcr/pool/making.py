@@ -1,13 +1,13 @@
-"""How a retriever is made, from a checkpoint or as LangChain makes its selectors, and kept."""
+"""How a retriever is made, from a checkpoint or as LangChain makes its selectors; changed while it serves; kept."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.util import find_spec
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 
@@ -20,8 +20,9 @@ from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.hub import fetched
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.pool.arguments import Fields, check_fields
+from langchain_rcr.pool.arguments import Fields, check_fields, keys_of
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
+from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.saved import RETRIEVER_FILE, checkpoint_folder, stored_fields, stored_pool
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.programs import TOKENS, ProgramSpec
@@ -46,16 +47,14 @@ _WIDEST = 1000
 """Beams that a saved retriever may have: a stranger's could exhaust memory with more."""
 
 
-_LOOKED_AT = 50
-"""Examples that tell questions from programs."""
-
-
-class Constructors:
-    """The part of the retriever that makes and keeps it."""
+class Lifecycle:
+    """The part of the retriever that makes it, changes its examples and keeps it."""
 
     if TYPE_CHECKING:
         model_fields: ClassVar[dict[str, Any]]
         store: ExampleStore
+        log: OutcomeLog | None
+        auto_refit: bool
 
         def __init__(self, *, store: ExampleStore, **fields: Unpack[Fields]) -> None: ...
 
@@ -187,7 +186,7 @@ class Constructors:
         elif options:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
         spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
-        source_key, target_key = _keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
+        source_key, target_key = keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
         pool = ExamplePool(examples, source_key=source_key, target_key=target_key)
         prefer = home_field("" if fields.get("group") and prefer is None else prefer, examples)
         items = pool.items(prefer)
@@ -244,6 +243,78 @@ class Constructors:
         """`from_encoder` in a thread, since encoding would block the event loop."""
         return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
 
+    def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
+        """Add an example; the next query can pick it.
+
+        Args:
+            example: a mapping with the pool's two keys, and any other fields.
+            id: its id; None for a random one.
+
+        Returns:
+            Its id.
+
+        Raises:
+            PoolError: a field is missing, not a string or blank; the id is taken.
+        """
+        return self.add_examples([example], None if id is None else [id])[0]
+
+    async def aadd_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
+        """`add_example`, awaited."""
+        return (await self.aadd_examples([example], None if id is None else [id]))[0]
+
+    def add_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
+        """Add examples, all or none, encoded together. Arguments, result and errors as in `add_example`."""
+        return self.store.add(examples, ids, refit=self._refits)
+
+    async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
+        """`add_examples` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.add_examples, examples, ids)
+
+    def upsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
+        """Add examples, replacing those with the same ids; all or none. Returns the ids."""
+        return self.store.add(examples, ids, replace=True, refit=self._refits)
+
+    async def aupsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
+        """`upsert` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.upsert, examples, ids)
+
+    def delete(self, ids: Sequence[str]) -> int:
+        """Delete examples by their ids; unknown ids are ignored. Returns how many were deleted."""
+        return self.store.delete(ids)
+
+    async def adelete(self, ids: Sequence[str]) -> int:
+        """`delete` in a thread; once begun, it goes on when its caller is cancelled."""
+        return await asyncio.to_thread(self.delete, ids)
+
+    @property
+    def needs_refit(self) -> bool:
+        """Whether so much was added since the fit that `refit` is worth its time.
+
+        With `auto_refit` one is then on its way; else a line in the log says so, once.
+        """
+        return self.store.needs_refit
+
+    @property
+    def _refits(self) -> bool:
+        return self.auto_refit and self.log is None
+
+    def refit(self, index: CandidateIndex | None = None) -> None:
+        """Fit the encoder anew to all examples, as `from_examples` does, in seconds; see `ExampleStore.refit`.
+
+        Questions are answered as before until it is done. For a saved folder, `save` again.
+
+        Args:
+            index: an empty engine, where the examples are in one outside this process; that is left as it is.
+
+        Raises:
+            InputError: that engine is missing, or the family isn't fitted to examples.
+        """
+        self.store.refit(index)
+
+    async def arefit(self, index: CandidateIndex | None = None) -> None:
+        """`refit` in a thread; once begun, it goes on when its caller is cancelled."""
+        await asyncio.to_thread(self.refit, index)
+
     def save(self, folder: str | Path, *, runtime: Runtime | None = None) -> None:
         """Write encoder, examples, vectors and this retriever's fields to a folder that `from_pretrained` reads.
 
@@ -283,63 +354,6 @@ class Constructors:
         fields = cast("Fields", {**saved, **given})
         check_fields(**fields)
         return fields
-
-
-def _keys_of(
-    examples: Sequence[Example],
-    input_keys: Sequence[str] | None,
-    example_keys: Sequence[str] | None,
-    source_key: str | Sequence[str] | None,
-    target_key: str | None,
-    spec: ProgramSpec,
-) -> tuple[str | Sequence[str], str]:
-    """The keys of question and program, where they weren't given by those that the first example has.
-
-    The question is `input_keys`, where it has them all, else "source", else of two fields the one that isn't "target",
-    else the one that parses less often as a program of `spec`, else the first; the program is "target", else the only
-    other field, else the only one of `example_keys` that isn't the question's. Without examples, `example_keys` are
-    taken for their fields.
-
-    Raises:
-        InputError: the fields leave it open.
-    """
-    first = next(iter(examples), {}) if isinstance(examples, Iterable) else {}
-    fields = list(first) if isinstance(first, Mapping) else []
-    fields = fields or [*dict.fromkeys((*(input_keys or ()), *(example_keys or ())))]
-    if source_key is None:
-        if input_keys and fields:
-            lacking = next((key for key in input_keys if key not in fields), None)
-            if lacking is not None:
-                advice = "where the prompt's variables have other names, give source_key"
-                raise InputError(f"input_keys: {unknown(lacking, map(str, fields))}; {advice}")
-            source_key = input_keys
-        elif "source" in fields or len(fields) < 2:
-            source_key = "source"
-        elif len(fields) == 2:
-            program = target_key or ("target" if "target" in fields else None)
-            possible = [name for name in fields if name != program]
-            source_key = min(possible, key=lambda name: _parsing(examples, name, spec) if possible[1:] else 0)
-    questions = (source_key,) if isinstance(source_key, str) else source_key or ()
-    if target_key is None:
-        others = [name for name in fields if name not in questions]
-        shown = [name for name in example_keys or () if name in others]
-        if "target" in others or not others:
-            target_key = "target"
-        else:
-            target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
-    if source_key is None or target_key is None:
-        has = ", ".join(map(repr, fields))
-        lacking = next((name for name in questions if name not in fields), None)
-        if lacking is not None:
-            raise InputError(f"source_key: the examples have no field {lacking!r}; their fields: {has}")
-        raise InputError(f"which fields are question and program? The examples have {has}: set source_key, target_key")
-    return source_key, target_key
-
-
-def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
-    """How many of the first examples have a program of this language in a field."""
-    texts = (example.get(field) for example in islice(examples, _LOOKED_AT) if isinstance(example, Mapping))
-    return sum(isinstance(text, str) and spec.tree(text) is not None for text in texts)
 
 
 def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> VectorStoreIndex:
