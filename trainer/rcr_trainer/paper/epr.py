@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 import numpy as np
-from torch import Tensor
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -38,12 +37,14 @@ class EPRSelector(LearnedSelector):
         near, scores = self._scored(rows)
         ranked = np.take_along_axis(near, np.argsort(-scores, axis=1, kind="stable"), axis=1)
         questions = model.query.featurize([Item(self._questions[row]) for row in rows])
-
-        def states(queries: IntArray, steps: IntArray) -> Tensor:
-            found: Tensor = model.query(questions.select(queries))
-            return found
-
-        self._contrast(model, rows, ranked[:, None], self.options.extreme, ranked[:, :1], states)
+        self._contrast(
+            model,
+            rows,
+            ranked[:, None],
+            self.options.extreme,
+            ranked[:, :1],
+            lambda at, _: model.query(questions.select(at)),
+        )
 
     def _scored(self, rows: IntArray) -> tuple[IntArray, FloatArray]:
         """(Q, L) the candidates of each question, and the log-likelihoods of its program behind each."""

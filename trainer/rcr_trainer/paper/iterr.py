@@ -23,7 +23,8 @@ from torch import Tensor, nn
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.paper.learned import IntArray, LearnedSelector, question_batches
+from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, question_batches
+from rcr_trainer.paper.se2 import beam
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
@@ -97,17 +98,15 @@ class ITERRSelector(LearnedSelector):
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         device = next(self._cell.parameters()).device
-        picked = np.empty((len(queries), k), dtype=np.int64)
-        with torch.inference_mode():
-            state = Recurrent(self._cell, torch.from_numpy(self._query_vectors(queries)).to(device))
-            for step in range(k):
-                logits = self._pool_logits(state.vector().cpu().numpy())
-                for row, barred in enumerate(excluded):
-                    logits[row, barred] = logits[row, picked[row, :step]] = -np.inf
-                picked[:, step] = logits.argmax(axis=1)
-                shown = torch.from_numpy(self._candidates[self._row_of[picked[:, step]]]).to(device)
-                state = state.update(shown)
-        return picked
+        starts = torch.from_numpy(self._query_vectors(queries)).to(device)
+        candidates = torch.from_numpy(self._candidates[self._row_of]).to(device)
+
+        @torch.inference_mode()
+        def logits(rows: IntArray, picks: IntArray) -> FloatArray:
+            start: Any = Recurrent(self._cell, starts[rows])
+            return self._pool_logits(states(start, candidates[picks])[:, -1].cpu().numpy())
+
+        return beam(logits, excluded, k, width=1, horizon=k)
 
 
 def gru(dim: int) -> nn.GRUCell:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -20,7 +21,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import arranged
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.base import Baseline, distinct
+from rcr_trainer.baselines.base import Baseline, distinct, top_k
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.okapi import BM25Scorer
@@ -53,7 +54,6 @@ class LearnedSelector(Baseline):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("spec", "score", "policy")
-    _model: TriEncoder | None = None
 
     @abstractmethod
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
@@ -64,23 +64,21 @@ class LearnedSelector(Baseline):
         """The settings of the training."""
         return self.resources.learning
 
-    @property
+    @cached_property
     def model(self) -> TriEncoder:
         """The encoders, trained at the first use."""
-        if self._model is None:
-            build: Any = self.resources.policy
-            if len(self._examples) < self.k + 2:
-                what = f"the pool has {len(self._examples)} examples, too few to learn to pick {self.k}"
-                raise InputError(f"the {self.name} selector can't be trained: {what}")
-            rows = training_rows(len(self._examples), self.options.queries)
-            most = self.texts(self.options, len(rows), self.k)
-            logger.info("%s learns: the language model scores at most %d texts …", self.name, most)
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(self.resources.seed)
-                model: TriEncoder = build(self._items)
-                self._learn(model, rows)
-            self._model = model.eval()
-        return self._model
+        build: Any = self.resources.policy
+        if len(self._examples) < self.k + 2:
+            what = f"the pool has {len(self._examples)} examples, too few to learn to pick {self.k}"
+            raise InputError(f"the {self.name} selector can't be trained: {what}")
+        rows = training_rows(len(self._examples), self.options.queries)
+        most = self.texts(self.options, len(rows), self.k)
+        logger.info("%s learns: the language model scores at most %d texts …", self.name, most)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.resources.seed)
+            model: TriEncoder = build(self._items)
+            self._learn(model, rows)
+        return model.eval()
 
     def _fit(self) -> None:
         items, self._row_of = distinct(self._items)
@@ -116,8 +114,7 @@ class LearnedSelector(Baseline):
         found = np.empty((len(rows), size), dtype=np.int64)
         for block in row_blocks(len(rows), len(programs)):
             scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # so that a tie is one
-            scores[np.arange(len(scores)), rows[block]] = -np.inf
-            found[block] = np.argsort(-scores, axis=1, kind="stable")[:, :size]
+            found[block] = top_k(scores, size, list(rows[block][:, None]))
         return found
 
     def _contrast(
@@ -171,15 +168,8 @@ class LearnedSelector(Baseline):
         """
         options, seed = self.options, self.resources.seed
         trained = {name: each for name, each in parameters.items() if each.requires_grad}
-        stage = StageSettings(
-            epochs=options.epochs,
-            batch_size=options.batch_size,
-            lr=options.lr,
-            weight_decay=0.01,
-            warmup=0.1,
-            patience=None,
-            keep="last",
-        )
+        given = options.model_dump(include={"epochs", "batch_size", "lr"})
+        stage = StageSettings(**given, weight_decay=0.01, warmup=0.1, patience=None, keep="last")
         steps = -(-rows // options.batch_size)
         job = Job(model, (), (), (), self.resources.spec, seed)
         runner = Runner("learned", job, stage, trained, per_epoch=steps, every=options.epochs, best_by="")
@@ -187,7 +177,7 @@ class LearnedSelector(Baseline):
         def learn(batches: Iterable[MaterialT]) -> dict[str, float]:
             model.train()
             for batch in batches:
-                runner.step(lambda batch=batch: torch.autograd.backward(loss(batch)))  # type: ignore[misc]
+                runner.step(loss(batch).backward)
                 runner.advance()
             model.eval()
             return {}

@@ -55,12 +55,7 @@ class Se2Selector(LearnedSelector):
             for step in range(k)
         ]
         features = model.query.featurize([Item(text) for text in texts])
-
-        def states(queries: IntArray, steps: IntArray) -> Tensor:
-            found: Tensor = model.query(features.select(queries * k + steps))
-            return found
-
-        return states
+        return lambda queries, steps: model.query(features.select(queries * k + steps))
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
         items = self._items
@@ -73,11 +68,13 @@ class Se2Selector(LearnedSelector):
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         vectors = self._vectors(queries)
-
-        def logits(rows: IntArray, picks: IntArray) -> FloatArray:
-            return self._pool_logits(vectors(rows, picks))
-
-        return beam(logits, excluded, k, width=self.options.beam_width, horizon=self.k)
+        return beam(
+            lambda rows, picks: self._pool_logits(vectors(rows, picks)),
+            excluded,
+            k,
+            width=self.options.beam_width,
+            horizon=self.k,
+        )
 
 
 class Se2TriSelector(Se2Selector):
@@ -102,16 +99,8 @@ class Se2TriSelector(Se2Selector):
         return states
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
-        questions = self._query_vectors(queries)
-
-        def vectors(rows: IntArray, picks: IntArray) -> NDArray[np.float32]:
-            state = self.model.state().start(questions[rows])
-            for step in range(picks.shape[1]):
-                state = state.update(self._contexts[picks[:, step]])
-            found: NDArray[np.float32] = state.vector()
-            return found
-
-        return vectors
+        questions, contexts = map(torch.from_numpy, (self._query_vectors(queries), self._contexts))
+        return lambda rows, picks: states_of(self.model.state().start(questions[rows]), contexts[picks])[:, -1].numpy()
 
 
 def appended(question: str, picks: Sequence[Item]) -> str:
