@@ -131,7 +131,7 @@ class Picker:
             from rcr_trainer.baselines import get_baseline
 
             examples = [{"source": each.source, "target": each.target, **each.fields} for each in self.pool]
-            selector = get_baseline(name).build(examples, self.resources, k=k)
+            selector = get_baseline(name)(examples, k=k, **vars(self.resources))
             positions = selector.pick([each.source for each in asked], k, None, [each.target for each in asked])
             order = "reversed"
         from langchain_rcr.policy.prompt import arranged

@@ -86,7 +86,7 @@ def cls(request):
 
 
 def make(cls, examples=EXAMPLES, **options):
-    return cls.build(examples, RESOURCES, **options)
+    return cls(examples, **vars(RESOURCES), **options)
 
 
 def test_pick_gives_distinct_positions(cls):

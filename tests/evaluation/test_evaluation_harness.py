@@ -58,7 +58,7 @@ def run(selectors, queries=QUERIES, pool=POOL, **options):
 
 
 def chosen(name, pool=POOL, dev=QUERIES, k=3, **options):
-    selector = baselines.get_baseline(name).build([{"source": e.source} for e in pool], EVERYTHING)
+    selector = baselines.get_baseline(name)([{"source": e.source} for e in pool], **vars(EVERYTHING))
     choice = choose(selector, pool, dev, SPEC, k, **options)
     assert choice.value == getattr(selector, choice.parameter)
     return choice

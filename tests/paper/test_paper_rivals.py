@@ -59,7 +59,7 @@ def policy(items):
 def make(name, scores=None, examples=EXAMPLES, **options):
     learning = OPTIONS.model_copy(update=options)
     resources = Resources(seed=3, score=scores or Scores(), policy=policy, learning=learning)
-    return get_baseline(name).build(examples, resources, k=3)
+    return get_baseline(name)(examples, k=3, **vars(resources))
 
 
 def nearest(row):
@@ -357,7 +357,7 @@ def test_trained_with_a_small_language_model_it_helps_that_more_than_untrained(n
         learning = LearnedSettings(**{"queries": 24, "candidates": 8, "sets": 5, "epochs": 10, "lr": 0.01} | options)
         build = lambda items: TriEncoder.build("lexical", items, dim=64)  # noqa: E731
         resources = Resources(seed=0, score=parser, policy=build, learning=learning)
-        selector, rows = get_baseline(name).build(examples, resources, k=2), training_rows(60, 24).tolist()
+        selector, rows = get_baseline(name)(examples, k=2, **vars(resources)), training_rows(60, 24).tolist()
         picks = selector.pick([pool[row].source for row in rows], 2, [[row] for row in rows])
         prompts = [
             APPENDIX_D.text([pool[pick].item for pick in own[::-1]], pool[row].source)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
@@ -98,7 +98,10 @@ class Baseline(BaseExampleSelector, ABC):
     Args:
         examples: the pool, a dict an example: the question under `source`, the program under `target`.
         k: examples that `select_examples` returns.
-        **resources: fields of `Resources`.
+        **resources: fields of `Resources`; `**vars(resources)` gives all of them.
+
+    Attributes:
+        examples: the pool, by position.
 
     Raises:
         InputError: a resource that it needs is missing.
@@ -115,21 +118,10 @@ class Baseline(BaseExampleSelector, ABC):
         if reason := self.resources.missing(type(self)):
             raise InputError(f"the {self.name} selector can't be built: {reason}")
         self._lock = threading.RLock()  # LangChain's async methods run these in threads
-        self._examples: list[dict[str, Any]] = []
-        self._questions: list[str] = []
+        self.examples: list[dict[str, Any]] = []
         self._fitted = False
         for example in examples:
             self.add_example(example)
-
-    @classmethod
-    def build(cls, examples: Sequence[Mapping[str, Any]], resources: Resources, **options: Any) -> Self:
-        """The baseline with these resources; `options` are its own arguments."""
-        return cls(examples, **{each.name: getattr(resources, each.name) for each in fields(resources)}, **options)
-
-    @property
-    def examples(self) -> list[dict[str, Any]]:
-        """The pool, by position."""
-        return [dict(example) for example in self._examples]
 
     def add_example(self, example: Mapping[str, Any]) -> str:
         """Append an example to the pool.
@@ -140,14 +132,13 @@ class Baseline(BaseExampleSelector, ABC):
         Raises:
             PoolError: a key is missing, or its value is not a string.
         """
-        question = _text(example, _SOURCE, PoolError, "the example")
+        _text(example, _SOURCE, PoolError, "the example")
         if "spec" in self.needs:
             _text(example, _TARGET, PoolError, "the example")
         with self._lock:
-            self._examples.append(dict(example))
-            self._questions.append(question)
+            self.examples.append(dict(example))
             self._fitted = False
-            return str(len(self._examples) - 1)
+            return str(len(self.examples) - 1)
 
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The k examples picked for one query, in pick order.
@@ -166,7 +157,7 @@ class Baseline(BaseExampleSelector, ABC):
         references = [_text(input_variables, _TARGET, InputError, "the query")] if self.oracle else None
         with self._lock:
             positions = self.pick([query], self.k, references=references)[0]
-            return [dict(self._examples[position]) for position in positions if self.shows]
+            return [dict(self.examples[position]) for position in positions if self.shows]
 
     def pick(
         self, queries: Sequence[str], k: int, exclude: Exclude = None, references: Sequence[str] | None = None
@@ -188,12 +179,12 @@ class Baseline(BaseExampleSelector, ABC):
         if references is None and self.oracle:
             raise InputError(f"the {self.name} selector needs the queries' gold programs (references)")
         with self._lock:
-            excluded = checked_exclude(exclude, len(queries), len(self._examples), k)
+            excluded = checked_exclude(exclude, len(queries), len(self.examples), k)
             if not self._fitted:
                 self._fit()
                 self._fitted = True
             picked = np.empty((len(queries), k), dtype=np.int64)
-            for block in row_blocks(len(queries), len(self._examples)):
+            for block in row_blocks(len(queries), len(self.examples)):
                 own = None if references is None else references[block]
                 picked[block] = self._pick_for(queries[block], own, k, excluded[block])
             return picked
@@ -216,8 +207,13 @@ class Baseline(BaseExampleSelector, ABC):
         """How many texts a language model scores at most before k picks, for so many training questions."""
         return 0
 
+    @property
+    def _questions(self) -> list[str]:
+        return [example[_SOURCE] for example in self.examples]
+
+    @property
     def _programs(self) -> list[str]:
-        return [example[_TARGET] for example in self._examples]
+        return [example[_TARGET] for example in self.examples]
 
 
 def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:

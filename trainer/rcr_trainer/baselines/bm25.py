@@ -36,8 +36,8 @@ class BM25SchemaSelector(BM25Selector):
 
     def _fit(self) -> None:
         spec = self.resources.spec
-        self._names = linker(self._examples, self.resources.schemas, spec)
-        texts = zip(self._questions, self._programs(), strict=True)
+        self._names = linker(self.examples, self.resources.schemas, spec)
+        texts = zip(self._questions, self._programs, strict=True)
         self._scorer = BM25Scorer([" ".join([*words(q), *program_words(p, spec.language)]) for q, p in texts])
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:

@@ -30,7 +30,7 @@ class CoverLSGoldSelector(Baseline):
     oracle: ClassVar[bool] = True
 
     def _fit(self) -> None:
-        programs = self._programs()
+        programs = self._programs
         self._scorer = BM25Scorer(self._questions)
         self._templates = program_groups(self.resources.spec, programs)
         self._pool = PoolStructures(self.resources.spec, programs)

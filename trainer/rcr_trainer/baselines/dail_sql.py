@@ -40,11 +40,11 @@ class DAILSQLSelector(EmbeddingSelector):
 
     def _fit(self) -> None:
         spec = self.resources.spec
-        self._names = linker(self._examples, self.resources.schemas, spec)
+        self._names = linker(self.examples, self.resources.schemas, spec)
         super()._fit()
         nameless: bool | Literal["names"] = "names" if hasattr(get_parser(spec.language), "shape") else True
         skeletons = replace(spec, anonymize=nameless, max_size=1, implied=())
-        self._symbols = PoolStructures(skeletons, self._programs()).matrix.astype(np.float64)
+        self._symbols = PoolStructures(skeletons, self._programs).matrix.astype(np.float64)
         self._sizes = np.asarray(self._symbols.sum(axis=1)).ravel()
 
     def _embed(self, texts: Sequence[str]) -> np.ndarray:

@@ -51,7 +51,7 @@ class DPPSelector(EmbeddingSelector):
         self._own_volume = (1 + np.round(lengths, 5).astype(np.float64)) / 2  # 1/2 for a zero vector
 
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
-        n_fetched = min(self.fetch_k, len(self._questions))
+        n_fetched = min(self.fetch_k, len(self.examples))
         steps = min(k, n_fetched)
         # In ascending order of position, so that ties go to the lowest here too.
         fetched = np.sort(top_k(similarity, n_fetched, excluded), axis=1)

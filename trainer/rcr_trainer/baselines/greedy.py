@@ -18,7 +18,7 @@ class NoneSelector(Baseline):
     shows: ClassVar[bool] = False
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        return top_k(np.zeros((len(queries), len(self._examples))), k, excluded)
+        return top_k(np.zeros((len(queries), len(self.examples))), k, excluded)
 
 
 class OracleSelector(Baseline):
@@ -29,7 +29,7 @@ class OracleSelector(Baseline):
     oracle: ClassVar[bool] = True
 
     def _fit(self) -> None:
-        self._structures = PoolStructures(self.resources.spec, self._programs())
+        self._structures = PoolStructures(self.resources.spec, self._programs)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return greedy_coverage(self._structures.rows(queries), self._structures.matrix, k, excluded)[0]

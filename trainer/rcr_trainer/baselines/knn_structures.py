@@ -41,11 +41,11 @@ class KNNStructuresSelector(EmbeddingSelector):
 
     def _fit(self) -> None:
         super()._fit()
-        self._structures = PoolStructures(self.resources.spec, self._programs())
+        self._structures = PoolStructures(self.resources.spec, self._programs)
 
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         similarity = np.round(similarity, 6)
-        nearest = top_k(similarity, min(self.neighbours, len(self._questions)), excluded)
+        nearest = top_k(similarity, min(self.neighbours, len(self.examples)), excluded)
         logits = np.take_along_axis(similarity, nearest, axis=1).astype(np.float64) / self.temperature
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         weights /= weights.sum(axis=1, keepdims=True)

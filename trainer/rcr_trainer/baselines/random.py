@@ -18,13 +18,12 @@ class RandomSelector(Baseline):
     """
 
     name: ClassVar[str] = "random"
-    needs: ClassVar[tuple[str, ...]] = ("seed",)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         picked = np.empty((len(queries), k), dtype=np.int64)
         for row, (query, entry) in enumerate(zip(queries, excluded, strict=True)):
             digest = hashlib.blake2b(f"{self.resources.seed}\n{query}".encode("utf-8", "surrogatepass"), digest_size=16)
-            order = np.random.default_rng(int(digest.hexdigest(), 16)).permutation(len(self._questions))
+            order = np.random.default_rng(int(digest.hexdigest(), 16)).permutation(len(self.examples))
             # Of the first k + |excluded| drawn at most |excluded| are dropped.
             head = order[: k + entry.size]
             picked[row] = head[~np.isin(head, entry)][:k]

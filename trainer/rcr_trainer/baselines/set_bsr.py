@@ -11,7 +11,7 @@ BSR (section 6.4).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -52,7 +52,7 @@ class SetBSRSelector(Baseline):
         lengths, vectors = self._embed(queries)
         starts = _starts(lengths)
         picked = np.empty((len(queries), k), dtype=np.int64)
-        for block in row_blocks(len(queries), max(1, int(lengths.max())) * len(self._questions)):
+        for block in row_blocks(len(queries), max(1, int(lengths.max())) * len(self.examples)):
             tokens = slice(starts[block.start], starts[block.stop])
             owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
             similarity = self._similarity(vectors[tokens])
@@ -62,22 +62,14 @@ class SetBSRSelector(Baseline):
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
         """(T, U) float32: the largest cosine of each token (T, D) with those of each question; −1 where it has none."""
         best = np.full((len(tokens), len(self._lengths)), -1, dtype=np.float32)
-        for part in self._parts(len(tokens)):
+        # Questions whose tokens' products with these fit in memory, or one.
+        for part in row_blocks(len(self._lengths), len(tokens) * int(self._lengths.max(initial=1)), _PRODUCTS):
             first, last = self._starts[part.start], self._starts[part.stop]
             filled = np.flatnonzero(self._lengths[part]) + part.start
             if len(filled) and len(tokens):
                 products = tokens @ self._vectors[first:last].T
                 best[:, filled] = np.maximum.reduceat(products, self._starts[filled] - first, axis=1)
         return best
-
-    def _parts(self, n_tokens: int) -> Iterator[slice]:
-        """Ranges of questions whose tokens' products with `n_tokens` tokens fit in memory; one question or more."""
-        most, start = _PRODUCTS // max(1, n_tokens), 0
-        while start < len(self._lengths):
-            stop = int(np.searchsorted(self._starts, self._starts[start] + most, side="right")) - 1
-            stop = max(start + 1, stop)
-            yield slice(start, stop)
-            start = stop
 
 
 def transformer_tokens(base: str, *, max_length: int = 256) -> EmbedTokens:

@@ -64,7 +64,7 @@ def plain_selectors(
             plain.left_out[name] = reason
             continue
         try:
-            selector = baseline.build(examples, resources, k=k)
+            selector = baseline(examples, k=k, **vars(resources))
             if "score" in baseline.needs:
                 selector.pick([], k)  # It learns before it picks.
         except (InputError, UnscoredError, BudgetExceeded, TooLongError) as error:

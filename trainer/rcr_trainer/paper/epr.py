@@ -36,7 +36,7 @@ class EPRSelector(LearnedSelector):
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         near, scores = self._scored(rows)
         ranked = np.take_along_axis(near, np.argsort(-scores, axis=1, kind="stable"), axis=1)
-        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+        questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         self._contrast(
             model,
             rows,

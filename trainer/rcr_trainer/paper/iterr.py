@@ -63,7 +63,7 @@ class ITERRSelector(LearnedSelector):
         device, tau = next(model.parameters()).device, [model.config.tau] * self.k
         self._cell = cell = gru(model.dim).to(device)
         candidates = torch.from_numpy(model.candidate.encode(self._items)).to(device)
-        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+        questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         barred = torch.ones(len(rows), len(candidates), dtype=torch.bool)
         barred.scatter_(1, torch.from_numpy(self._near(rows)), value=False)
         group = self.options.sets

@@ -68,10 +68,10 @@ class LearnedSelector(Baseline):
     def model(self) -> TriEncoder:
         """The encoders, trained at the first use."""
         build: Any = self.resources.policy
-        if len(self._examples) < self.k + 2:
-            what = f"the pool has {len(self._examples)} examples, too few to learn to pick {self.k}"
+        if len(self.examples) < self.k + 2:
+            what = f"the pool has {len(self.examples)} examples, too few to learn to pick {self.k}"
             raise InputError(f"the {self.name} selector can't be trained: {what}")
-        rows = training_rows(len(self._examples), self.options.queries)
+        rows = training_rows(len(self.examples), self.options.queries)
         most = self.texts(self.options, len(rows), self.k)
         logger.info("%s learns: the language model scores at most %d texts …", self.name, most)
         with torch.random.fork_rng(devices=[]):
@@ -91,7 +91,7 @@ class LearnedSelector(Baseline):
 
     @property
     def _items(self) -> list[Item]:
-        return [Item(example["source"], example["target"]) for example in self._examples]
+        return [Item(example["source"], example["target"]) for example in self.examples]
 
     def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
         return self.model.query.encode([Item(query) for query in queries])
@@ -99,7 +99,7 @@ class LearnedSelector(Baseline):
     def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
         """(R,) log-likelihoods of R examples' programs behind prompts that show these others, the first last."""
         scorer: Any = self.resources.score
-        prompt, items, examples = self.resources.prompt, self._items, self._examples
+        prompt, items, examples = self.resources.prompt, self._items, self.examples
         prompts = [
             str(prompt.request(arranged([items[each] for each in shown], "reversed"), items[row].source, examples[row]))
             for row, shown in zip(rows, sets, strict=True)
@@ -109,7 +109,7 @@ class LearnedSelector(Baseline):
 
     def _near(self, rows: IntArray) -> IntArray:
         """(Q, L) the other examples nearest to each row by BM25 between programs; L is k or more."""
-        programs = self._programs()
+        programs = self._programs
         scorer, size = BM25Scorer(programs), min(max(self.options.candidates, self.k), len(programs) - 1)
         found = np.empty((len(rows), size), dtype=np.int64)
         for block in row_blocks(len(rows), len(programs)):

@@ -37,7 +37,7 @@ class LLMRSelector(EPRSelector):
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         near, scores = self._scored(rows)
         rewards = torch.from_numpy(self._rewards(rows, near, scores))
-        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+        questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         candidates = model.candidate.featurize(self._items)
 
         def loss(batch: IntArray) -> Tensor:

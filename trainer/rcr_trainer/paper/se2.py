@@ -43,7 +43,7 @@ class Se2Selector(LearnedSelector):
         return queries * options.candidates * k
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        rng, pool = np.random.default_rng(self.resources.seed), len(self._examples)
+        rng, pool = np.random.default_rng(self.resources.seed), len(self.examples)
         ranked, chosen = sequences(self._scores, rows, pool, self.options.candidates, self.k, rng)
         self._contrast(model, rows, ranked, 1, chosen, self._states(model, rows, chosen))
 
@@ -87,7 +87,7 @@ class Se2TriSelector(Se2Selector):
         self._contexts = self.model.context.encode(self._items)
 
     def _states(self, model: TriEncoder, rows: IntArray, chosen: IntArray) -> States:
-        questions = model.query.featurize([Item(self._questions[row]) for row in rows])
+        questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         contexts = model.context.featurize(self._items)
 
         def states(queries: IntArray, steps: IntArray) -> Tensor:
