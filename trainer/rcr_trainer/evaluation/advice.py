@@ -7,6 +7,7 @@ only. The best plain selector is the best on these same queries, which favours i
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from rcr_trainer.baselines import STRONGEST
@@ -45,18 +46,38 @@ class Gap:
 
 def advise(report: EvaluationReport) -> str:
     """The paragraph, in plain English, on ours (`rcr`) beside plain selectors and, for the ceiling, the oracle."""
-    ours = report.selectors.get(OURS)
-    if ours is None:
-        return "The trained retriever was not evaluated."
-    sentences = _on_data(report)
+    return " ".join(_sentences(report)) if OURS in report.selectors else "The trained retriever was not evaluated."
+
+
+def _sentences(report: EvaluationReport) -> Iterator[str]:
+    if report.oracle is not None:
+        yield _ceiling(_shown(report.oracle.coverage), report.k)
     if report.best_plain() is None:
-        sentences.append("No plain selector was run, so nothing is said of whether rcr is worth deploying.")
+        yield "No plain selector was run, so nothing is said of whether rcr is worth deploying."
     else:
         gap = _deciding(report)
-        sentences += [*_on_answers(report), *_on_coverage(report, gap), _verdict(report, gap)]
+        yield from _on_answers(report)
+        if gap is not None and gap.metric == "full_coverage":  # where there is nothing better
+            yield (
+                f"Everything that the gold program needs is in rcr's picks for {gap.ours:.1f} % of {report.n} "
+                f"questions, {gap.other:.1f} % with those of {gap.name}, the best plain selector in that: {gap}."
+            )
+        yield _verdict(report, gap)
         if gap is not None and gap.clear > 0 and STRONGEST not in report.selectors:
-            sentences.append(f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer.")
-    return " ".join([*sentences, *_on_reinforcement(report), *_on_queries(report)])
+            yield f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer."
+    if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
+        yield _on_reinforcement(report, change)
+    # What makes all this better than it would be on new questions.
+    if report.repeated:
+        yield (
+            f"{report.repeated} of {report.n} questions are in the pool with their programs: rcr has seen them, and no "
+            "selector may pick them."
+        )
+    if report.part == "dev":
+        yield (
+            "These are development queries, on which training was stopped and settings were chosen: all this is "
+            "optimistic; look at test queries before you deploy."
+        )
 
 
 # ---------------------------------------------------------------- figures
@@ -92,42 +113,31 @@ def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
 # ---------------------------------------------------------------- sentences
 
 
-def _on_data(report: EvaluationReport) -> list[str]:
-    oracle, k = report.oracle, report.k
-    if oracle is None:
-        return []
-    ceiling = _shown(oracle.coverage)
-    low = ceiling < LOW_CEILING
-    covering = f"covering {'only ' if low else ''}{ceiling:.1f} % of the gold programs"
+def _ceiling(coverage: float, k: int) -> str:
+    low = coverage < LOW_CEILING
+    covering = f"covering {'only ' if low else ''}{coverage:.1f} % of the gold programs"
     said = f"With {k} picks the data allows {covering} (the oracle, which sees them)"
-    if not low:
-        return [f"{said}."]
-    return [f"{said}: the rest is out of any selector's reach and takes more examples, or more picks."]
+    return (
+        f"{said}: the rest is out of any selector's reach and takes more examples, or more picks."
+        if low
+        else f"{said}."
+    )
 
 
-def _on_answers(report: EvaluationReport) -> list[str]:
+def _on_answers(report: EvaluationReport) -> Iterator[str]:
     answers, gap = report.answers, _gap(report, "exact_match", None)
     if answers is None or gap is None:
-        return []
+        return
     who, n = answers.model, answers.n
     if gap.ours == gap.other == 0:
-        return [f"Neither with rcr's picks nor with a plain selector's does {who} answer any of {n} questions."]
+        yield f"Neither with rcr's picks nor with a plain selector's does {who} answer any of {n} questions."
+        return
     shown = f"k = {report.k}, the first one {'last' if answers.order == 'reversed' else 'first'}"
     few = ", too few different programs to tell" if gap.interval is None else ""
-    return [
+    yield (
         f"With rcr's picks ({shown}) {who} answers {gap.ours:.1f} % of {n} questions exactly, with those of "
         f"{gap.name}, the best plain selector in that, {gap.other:.1f} %: {gap}{few}."
-    ]
-
-
-def _on_coverage(report: EvaluationReport, gap: Gap | None) -> list[str]:
-    """Full coverage, where there is nothing better."""
-    if gap is None or gap.metric != "full_coverage":
-        return []
-    return [
-        f"Everything that the gold program needs is in rcr's picks for {gap.ours:.1f} % of {report.n} questions, "
-        f"{gap.other:.1f} % with those of {gap.name}, the best plain selector in that: {gap}."
-    ]
+    )
 
 
 def _verdict(report: EvaluationReport, gap: Gap | None) -> str:
@@ -146,31 +156,12 @@ def _verdict(report: EvaluationReport, gap: Gap | None) -> str:
     return f"That is no clear difference: {gap.name}, which needs no training, will do, unless more questions decide."
 
 
-def _on_reinforcement(report: EvaluationReport) -> list[str]:
-    gap = _deciding(report, WITHOUT_RL) if WITHOUT_RL in report.selectors else None
-    if gap is None:
-        return []
+def _on_reinforcement(report: EvaluationReport, gap: Gap) -> str:
     figure = f"{gap.metric.replace('_', ' ')}: {gap}"
     if report.programs < FEW_PROGRAMS:
-        return [f"Whether reinforcement helped can't be told ({figure})."]
+        return f"Whether reinforcement helped can't be told ({figure})."
     if gap.clear > 0:
-        return [f"Reinforcement helped ({figure})."]
+        return f"Reinforcement helped ({figure})."
     if gap.clear < 0:
-        return [f"Reinforcement did harm ({figure}): the policy before it is in checkpoint-sft."]
-    return [f"Reinforcement made no clear difference ({figure})."]
-
-
-def _on_queries(report: EvaluationReport) -> list[str]:
-    """What makes all this better than it would be on new questions."""
-    said = []
-    if report.repeated:
-        said.append(
-            f"{report.repeated} of {report.n} questions are in the pool with their programs: rcr has seen them, and no "
-            "selector may pick them."
-        )
-    if report.part == "dev":
-        said.append(
-            "These are development queries, on which training was stopped and settings were chosen: all this is "
-            "optimistic; look at test queries before you deploy."
-        )
-    return said
+        return f"Reinforcement did harm ({figure}): the policy before it is in checkpoint-sft."
+    return f"Reinforcement made no clear difference ({figure})."

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
+from itertools import product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -72,7 +73,7 @@ def evaluate(
     task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k))
     named = track(list(selectors.items()), "comparing selectors")
     measured = {name: task.measure(name, selector, k) for name, selector in named}
-    task.time_all(selectors, k, {name: each.scores for name, each in measured.items()})
+    task.time_all(selectors, k, [each.scores for each in measured.values()])
     for metric in _COMPARED:
         rates = {name: each.rates[metric] for name, each in measured.items()}
         for name, interval in paired_intervals(rates, task.programs).items():
@@ -181,9 +182,9 @@ class _Task:
         return np.asarray(pick(questions, k, self.excluded[part], references))
 
     def time_all(
-        self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Mapping[str, SelectorScores]
+        self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Sequence[SelectorScores]
     ) -> None:
-        """Put into the scores the milliseconds of a question alone, and of one among many together.
+        """Put into their scores the milliseconds of a question alone, and of one among many together.
 
         Selectors take turns at each question, so that what else the machine does falls on all of them. Each has picked
         before, so what it prepares at its first pick doesn't count.
@@ -191,18 +192,15 @@ class _Task:
         count = len(self.queries)
         batch = min(LATENCY_BATCH, count)
         sample = np.linspace(0, count - 1, min(LATENCY_QUERIES, count)).astype(int).tolist()
-        shortest: dict[str, list[float]] = {name: [] for name in selectors}
-        for part in track([*(slice(i, i + 1) for i in sample), slice(batch)], "timing selectors"):
-            times: dict[str, list[float]] = {name: [] for name in selectors}
-            for _ in range(LATENCY_ROUNDS):
-                for name, selector in selectors.items():
-                    start = time.perf_counter()
-                    self.pick(selector, part, k)
-                    times[name].append(1000 * (time.perf_counter() - start))
-            for name, own in times.items():
-                shortest[name].append(min(own))
-        for name, own in shortest.items():
-            scores[name].latency_ms, scores[name].latency_batch_ms = float(np.median(own[:-1])), own[-1] / batch
+        parts = [*(slice(i, i + 1) for i in sample), slice(batch)]
+        times = np.empty((len(parts), LATENCY_ROUNDS, len(selectors)))
+        for own, part in zip(times, track(parts, "timing selectors"), strict=True):
+            for turn, (at, selector) in product(range(LATENCY_ROUNDS), enumerate(selectors.values())):
+                start = time.perf_counter()
+                self.pick(selector, part, k)
+                own[turn, at] = 1000 * (time.perf_counter() - start)
+        for each, own in zip(scores, times.min(axis=1).T, strict=True):
+            each.latency_ms, each.latency_batch_ms = float(np.median(own[:-1])), float(own[-1] / batch)
 
     def check(self, name: str, positions: np.ndarray, k: int) -> None:
         """A selector that repeats itself or picks what is excluded would be measured for something else."""
