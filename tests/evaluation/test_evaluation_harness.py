@@ -58,8 +58,8 @@ def run(selectors, queries=QUERIES, pool=POOL, **options):
 
 
 def chosen(name, pool=POOL, dev=QUERIES, k=3, **options):
-    selector = baselines.get_baseline(name)([{"source": e.source} for e in pool], **vars(EVERYTHING))
-    choice = choose(selector, pool, dev, SPEC, k, **options)
+    selector = baselines.get_baseline(name)([{"source": e.source} for e in pool], k=k, **vars(EVERYTHING))
+    choice = choose(selector, pool, dev, **options)
     assert choice.value == getattr(selector, choice.parameter)
     return choice
 

@@ -67,7 +67,7 @@ def run(
     are done once the last training stage is.
     """
     set_threads(config.threads)
-    from rcr_trainer.evaluation.resources import try_scoring
+    from rcr_trainer.evaluation.plain import try_scoring
     from rcr_trainer.training.processes import join
 
     wanted = [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
@@ -119,7 +119,7 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
 
 def load_checked(config: Settings) -> tuple[Split, Task]:
     """The split that the settings ask for, and its task, or else the `RCRError` that would stop the run later."""
-    from rcr_trainer.evaluation.resources import learners
+    from rcr_trainer.evaluation.plain import learners
 
     # Before anything is read or downloaded.
     get_parser(config.program.language)

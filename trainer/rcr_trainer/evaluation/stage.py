@@ -21,9 +21,8 @@ from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, ta
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import PickFunction, evaluate
-from rcr_trainer.evaluation.plain import plain_selectors
+from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
 from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
-from rcr_trainer.evaluation.resources import learners, resources_of
 from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.runs.folder import Run
