@@ -11,7 +11,7 @@ from places import MODEL
 from rcr_trainer import baselines, cli, pipeline
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.data import read_split
-from rcr_trainer.evaluation import resources, stage
+from rcr_trainer.evaluation import plain, stage
 from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.faults import AccessError
@@ -321,7 +321,7 @@ def test_selectors_without_embeddings_cost_nothing(here):
     flags = {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"}
 
     def count(**more):
-        return resources.count_selectors(load_config(here / "demo.yaml", flags | more))
+        return plain.count_selectors(load_config(here / "demo.yaml", flags | more))
 
     assert count() == 2
     assert count(**{"evaluation.embeddings": "some-model"}) == 6

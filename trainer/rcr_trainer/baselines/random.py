@@ -18,6 +18,7 @@ class RandomSelector(Baseline):
     """
 
     name: ClassVar[str] = "random"
+    needs: ClassVar[tuple[str, ...]] = ("seed",)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         picked = np.empty((len(queries), k), dtype=np.int64)

@@ -20,8 +20,7 @@ from langchain_rcr.families.encoder import Backbone
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer import baselines
-from rcr_trainer.baselines import get_baseline
+from rcr_trainer.baselines import BASELINES, get_baseline
 from rcr_trainer.baselines.base import Baseline, Embed, EmbedTokens, Exclude, Resources, TradeOff
 from rcr_trainer.baselines.set_bsr import transformer_tokens
 from rcr_trainer.data import Example
@@ -76,7 +75,7 @@ def plain_selectors(
     """
     examples = [{"source": example.source, "target": example.target, **example.fields} for example in pool]
     plain = PlainSelectors()
-    wanted = [name for name in baselines.names() if names is None or name in names]
+    wanted = [name for name in BASELINES if names is None or name in names]
     for name in track(wanted, "preparing plain selectors"):
         baseline = get_baseline(name)
         if reason := resources.missing(baseline):

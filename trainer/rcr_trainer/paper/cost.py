@@ -6,12 +6,12 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import reduce
+from itertools import groupby
 from operator import add
 from typing import Any
 
 from langchain_rcr.policy.prompt import arranged
 from rcr_trainer import baselines
-from rcr_trainer.data import Split
 from rcr_trainer.evaluation.budget import estimate
 from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
@@ -27,20 +27,16 @@ def budget(cells: Sequence[Cell]) -> Estimate | None:
 
     It will be less: kept answers cost nothing, nor do prompts that several runs share.
     """
-    splits: dict[tuple[str, int], Split] = {}
+    asking = (cell.config for cell in cells if cell.variant and cell.config.llm.given)
     costs: list[Estimate] = []
     with ExitStack() as open_models:
         llm = None
-        for cell in cells:
-            config = cell.config
-            if cell.variant is None or not config.llm.given:
-                continue
-            key = config.data.model_dump_json(), config.seed
-            if key not in splits:
-                splits = {key: load_split(config.data, config.seed)}
-            task = divide(config, splits[key])
-            llm = llm or open_models.enter_context(open_language_model(config, task, keep=False))
-            costs += estimate(config, task, llm).values()
+        for (data, seed), configs in groupby(asking, lambda config: (config.data, config.seed)):
+            split = load_split(data, seed)
+            for config in configs:
+                task = divide(config, split)
+                llm = llm or open_models.enter_context(open_language_model(config, task, keep=False))
+                costs += estimate(config, task, llm).values()
     return reduce(add, costs) if costs else None
 
 
