@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from langchain_rcr.errors import ProgramError
-from rcr_trainer.rewards.execution import execution
 from rcr_trainer.rewards.make import NAMES, make_reward, mixture
-from rcr_trainer.rewards.programs import context_coverage, correctness, structure_coverage
+from rcr_trainer.rewards.programs import context_coverage, correctness, execution, structure_coverage
 from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
 
 __all__ = [

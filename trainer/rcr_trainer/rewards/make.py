@@ -14,8 +14,14 @@ from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.languages import unknown
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards.execution import Execute, execution
-from rcr_trainer.rewards.programs import context_coverage, correctness, likelihood, structure_coverage
+from rcr_trainer.rewards.programs import (
+    Execute,
+    context_coverage,
+    correctness,
+    execution,
+    likelihood,
+    structure_coverage,
+)
 from rcr_trainer.rewards.reward import Reward
 
 _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
