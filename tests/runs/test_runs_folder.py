@@ -274,11 +274,10 @@ CRASHES = """
 import gc, os, signal, sys
 from pathlib import Path
 from langchain_rcr.basics.files import atomic_directory
-from rcr_trainer.runs import provenance
 from rcr_trainer.runs import folder as runs
 from rcr_trainer.settings import Settings
 
-provenance._git_revision = lambda: None
+runs._git_revision = lambda: None
 TOUCHES = {"open", "os.rename", "os.remove", "os.mkdir", "os.rmdir", "os.chmod"}
 
 def work(folder, config, **options):

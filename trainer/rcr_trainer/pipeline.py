@@ -88,7 +88,8 @@ def run(
                     try_scoring(config, divide(config, read_split(current.data)))
             processes.wait()
             if not processes.first:
-                current = Run.open(config.folder, config, writes=False)
+                current = Run.open(config.folder, trust=True, writes=False)
+                current.config = config
             task = divide(config, read_split(current.data))
             for name, stage in (("sft", sft_stage), ("grpo", grpo_stage)):
                 if name in wanted:

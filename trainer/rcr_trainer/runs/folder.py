@@ -21,19 +21,23 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import remove_abandoned, write_json, write_text
 from langchain_rcr.errors import CheckpointError
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.redaction import redact
 from rcr_trainer.runs.layers import differences, run_config, settings, to_yaml
-from rcr_trainer.runs.locking import LOCK
-from rcr_trainer.runs.provenance import FORMAT_VERSION, now, provenance
+from rcr_trainer.runs.locking import LOCK, now
 from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
@@ -43,6 +47,8 @@ _RESULTS = (
     *("data", "metrics.jsonl", "state", "checkpoint", "checkpoint-sft"),
     *("evaluation.json", "picks.jsonl", "report.md"),
 )
+_FORMAT_VERSION = 1
+"""Of run.json."""
 INCIDENTAL = (
     *("name", "output", "threads"),
     *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
@@ -66,23 +72,12 @@ class Run:
         vectors: frozen text vectors, so that the base model reads every text once for all stages.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        config: Settings,
-        record: dict[str, Any],
-        *,
-        writes: bool = True,
-        foreign: frozenset[str] = frozenset(),
-    ) -> None:
-        self.path = path
+    def __init__(self, path: Path, config: Settings, record: dict[str, Any]) -> None:
+        self.path, self.config, self._record = path, config, record
         self.data, self.state = path / "data", path / "state"
         self.checkpoint, self.sft_checkpoint = path / "checkpoint", path / "checkpoint-sft"
-        self.config = config
-        self.writes = writes
-        self.foreign = foreign
+        self.writes, self.foreign = True, frozenset[str]()
         self.vectors: Known = {}
-        self._record = record
 
     @classmethod
     def create(
@@ -108,7 +103,7 @@ class Run:
             nothing_to_lose = not {"checkpoint", "state"} & names and not resume
             if not (overwrite or nothing_to_lose):
                 return cls._continue(folder, config, resume=resume)
-        run = cls(folder, config, provenance(config))
+        run = cls(folder, config, _provenance(config))
         run._save()
         write_text(folder / "config.yaml", to_yaml(config))
         for name in _RESULTS:
@@ -137,7 +132,6 @@ class Run:
     def open(
         cls,
         path: str | os.PathLike[str],
-        config: Settings | None = None,
         *,
         flags: Mapping[str, str] | None = None,
         trust: bool = False,
@@ -147,8 +141,7 @@ class Run:
 
         Args:
             path: a run folder, or the checkpoint folder inside one.
-            config: the settings; None: those that are written there.
-            flags: settings in place of those, as `load_config` takes them.
+            flags: settings in place of those that are written there, as `load_config` takes them.
             trust: whether what is written there counts as the caller's own word; see `rcr_trainer.runs.trust`.
             writes: False if another process writes the same run.
 
@@ -159,7 +152,7 @@ class Run:
         folder = Path(path)
         if folder.name == "checkpoint" and not (folder / "run.json").exists():
             folder = folder.parent
-        if config is None and not trust:
+        if not trust:
             _refuse_links(folder)
         if not (folder / "run.json").is_file():
             reason = f"neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
@@ -167,9 +160,11 @@ class Run:
         record = _read_record(folder / "run.json")
         if not (folder / "config.yaml").is_file():
             raise CheckpointError(f"{folder} is damaged: config.yaml is missing")
-        foreign = set() if config is not None or trust else settings().keys() - (flags or {}).keys()
-        config = config or run_config(folder / "config.yaml", flags)
-        return cls(folder, config, record, writes=writes, foreign=frozenset(foreign))
+        run = cls(folder, run_config(folder / "config.yaml", flags), record)
+        run.writes = writes
+        if not trust:
+            run.foreign = frozenset(settings().keys() - (flags or {}).keys())
+        return run
 
     @property
     def status(self) -> str:
@@ -186,9 +181,6 @@ class Run:
 
         A finished run stays finished while a stage is repeated or added. `about` is written into run.json.
         """
-        if not self.writes:
-            yield
-            return
         finished = self.status == "finished"
         if not finished:
             self._set_status("running")
@@ -202,7 +194,8 @@ class Run:
         seconds = round(time.perf_counter() - began, 2)
         self._record["stages"][name] = {"finished": now(), "seconds": seconds, **about}
         self._save()
-        _remove(self.state)
+        if self.writes:
+            _remove(self.state)
 
     def repeat(self, stage: str, config: Settings) -> None:
         """Let a stage be done again, under other settings, which become the run's."""
@@ -213,8 +206,7 @@ class Run:
 
     def finish(self) -> None:
         """Mark the run as finished: every stage that was asked for is done."""
-        if self.writes:
-            self._set_status("finished")
+        self._set_status("finished")
 
     def log(self, stage: str, step: int, metrics: Mapping[str, float]) -> None:
         """Append metrics, measured after a step of a stage, to metrics.jsonl."""
@@ -246,7 +238,33 @@ class Run:
         self._save()
 
     def _save(self) -> None:
-        write_json(self.path / "run.json", self._record)
+        if self.writes:
+            write_json(self.path / "run.json", self._record)
+
+
+def _provenance(config: Settings) -> dict[str, Any]:
+    """The record that a run begins with."""
+    return {
+        "format_version": _FORMAT_VERSION,
+        "name": config.name,
+        "seed": config.seed,
+        "command": [redact(word) for word in sys.argv],
+        "git": _git_revision(),
+        "versions": library_versions(),
+        "platform": platform.platform(),
+        "started": now(),
+        "status": "running",
+        "stages": {},
+    }
+
+
+def _git_revision() -> str | None:
+    """The commit of the working directory, with "+changes" where tracked files differ; None outside a repository."""
+    command = ["git", "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty=+changes"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return None
 
 
 def names_in(folder: Path) -> set[str]:
@@ -266,13 +284,11 @@ def in_short(changed: Sequence[str]) -> str:
 
 def _refuse_links(folder: Path) -> None:
     """Refuse links to what is outside: reading shows it, writing results replaces it."""
-    for at, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            entry = Path(at, name)
-            if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
-                raise CheckpointError(
-                    f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
-                )
+    for entry in folder.rglob("*"):
+        if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
+            raise CheckpointError(
+                f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
+            )
 
 
 def _remove(entry: Path) -> None:
@@ -286,9 +302,9 @@ def _read_record(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
         written = record["format_version"]
-        if written > FORMAT_VERSION:
+        if written > _FORMAT_VERSION:
             raise CheckpointError(
-                f"{path} has format {written}, this version reads up to {FORMAT_VERSION}: "
+                f"{path} has format {written}, this version reads up to {_FORMAT_VERSION}: "
                 "pip install --upgrade langchain-rcr"
             )
         if not isinstance(record["stages"], dict) or not isinstance(record["status"], str):

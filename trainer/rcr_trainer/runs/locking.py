@@ -8,11 +8,11 @@ import platform
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TextIO
 
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs.provenance import now
 
 logger = logging.getLogger(__name__)
 
@@ -63,3 +63,8 @@ def _lock(file: TextIO) -> None:
         import fcntl
 
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
