@@ -37,7 +37,7 @@ class Answerer:
         prompt: how it is asked.
         orders: of the picks in a prompt, by selector; by default the first, likest, pick comes last.
         queries: how many queries it is asked, evenly spaced; None: all.
-        execution: scores answers by their results (`rcr_trainer.rewards.programs`), if there is a database.
+        execution: scores answers by their results (`rcr_trainer.rewards.execution`), if there is a database.
         money: dollars for numbers of prompt and completion tokens; None without prices.
     """
 

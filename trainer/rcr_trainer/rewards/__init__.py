@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from langchain_rcr.errors import ProgramError
-from rcr_trainer.rewards.make import NAMES, make_reward, mixture
-from rcr_trainer.rewards.programs import context_coverage, correctness, execution, structure_coverage
+from rcr_trainer.rewards.ours import (
+    NAMES,
+    context_coverage,
+    correctness,
+    execution,
+    make_reward,
+    mixture,
+    structure_coverage,
+)
 from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
 
 __all__ = [

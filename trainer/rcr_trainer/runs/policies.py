@@ -17,7 +17,7 @@ from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example, read_examples, write_examples
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards.make import load
+from rcr_trainer.rewards.ours import load
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.tasks import Task
 from rcr_trainer.settings import Settings
