@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from rcr_trainer.llm.cache import Answer, AnswerCache, Budget, Stats, Use
 from rcr_trainer.llm.client import Client, Request
-from rcr_trainer.llm.faults import Fault, LLMError
+from rcr_trainer.llm.faults import Fault, LLMError, diagnose
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -76,7 +76,8 @@ class Calls:
         self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str | None
     ) -> None:
         self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
-        self._account = account
+        self._account, model = account, client.model
+        self._who = f"the model {model.name!r}" + (f" at {model.place}" if model.place else "")
         self._budget = Budget(settings, cache.spent(account) if account is not None else Use())
         self._running: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Condition()
@@ -97,7 +98,7 @@ class Calls:
         """Wait for calls that are still running, so that what is paid for is kept; then close the client."""
         if self._running:
             await asyncio.wait(self._running)
-        await self._client.close()
+        await self._client.model.close()
 
     async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
         """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped.
@@ -146,7 +147,7 @@ class Calls:
                 outcome = await self._to_the_end(self._attempt(requests, worst))
                 if isinstance(outcome, Fault) and outcome.reason == "timeout" and self._slots.halve(began):
                     fewer = "%s: too slow for so many calls at a time (llm.concurrency), now %d"
-                    logger.warning(fewer, self._client.name, self._slots.count)
+                    logger.warning(fewer, self._client.model.name, self._slots.count)
             if not isinstance(outcome, Fault):
                 return outcome
             malformed += outcome.reason == "malformed"
@@ -166,7 +167,7 @@ class Calls:
             async with asyncio.timeout(self._timeout):
                 given = await self._client.call(list(requests.values()))
         except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
-            fault = self._client.diagnose(error)
+            fault = diagnose(error, self._who)
             await self._book({}, worst, worst if fault.charged else Use())
             return fault
         pairs = zip(requests.items(), given, strict=True)
@@ -208,7 +209,7 @@ class Calls:
         async with self._settled:
             while not self._budget.fits(worst):
                 if not self._budget.reserved.calls:
-                    raise self._budget.exceeded(self._client.name)
+                    raise self._budget.exceeded(self._client.model.name)
                 # Running calls may turn out cheaper than their worst case.
                 await self._settled.wait()
             self._budget.reserved += worst
@@ -223,7 +224,7 @@ class Calls:
             self._settled.notify_all()
             if answers or used.calls:
                 stored, spent = await asyncio.to_thread(
-                    self._cache.put, self._client.name, answers, self._account, used
+                    self._cache.put, self._client.model.name, answers, self._account, used
                 )
                 self._budget.spent = spent or self._budget.spent
         return stored
@@ -244,7 +245,9 @@ class Calls:
             wait = 0.0
         self._stats.retries[fault.reason] += 1
         which = f"attempt {attempt} of {self._settings.attempts}"
-        logger.info("%s: %s, %s, next in %.1f s", self._client.name, fault.reason, which, wait or fault.wait or 0.0)
+        logger.info(
+            "%s: %s, %s, next in %.1f s", self._client.model.name, fault.reason, which, wait or fault.wait or 0.0
+        )
         await asyncio.sleep(wait)
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:

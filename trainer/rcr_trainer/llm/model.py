@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -18,7 +18,7 @@ from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Estimate, Stats, Use
 from rcr_trainer.llm.calls import Calls
-from rcr_trainer.llm.client import Client, Request, address_of, identity_of, make_model, public
+from rcr_trainer.llm.client import Client, Model, Request, Server
 from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -32,21 +32,19 @@ _QUOTED = 400
 
 
 class LanguageModel:
-    """Answers prompts by a LangChain completion or chat model; a context manager that closes itself.
+    """Answers prompts by a model; a context manager that closes itself.
 
     `open_llm` makes one by settings. One thread at a time may use it.
 
     Args:
-        model: a `BaseLLM` or `BaseChatModel`, with the temperature and the longest answer that the settings name.
-        settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
-            prompts.
-        identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
+        model: what answers.
+        settings: kind, longest answer, stop sequences, retries, concurrency, budget and prices. With kind "local", a
+            call has `batch_size` prompts.
         cache_path: the file with the answers, kept over runs; None: in memory.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
             restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
-        **options: of `Client`: the model's name, place, tokenizer and HTTP client.
 
     Raises:
         DataError: the cache file can't be used.
@@ -54,19 +52,17 @@ class LanguageModel:
 
     def __init__(
         self,
-        model: Any,
+        model: Model,
         settings: LLMSettings | None = None,
         *,
-        identity: Mapping[str, Any] | None = None,
         cache_path: str | os.PathLike[str] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
         account: str | None = None,
-        **options: Any,
     ) -> None:
         self._settings = settings = settings or LLMSettings()
-        self._client = client = Client(model, settings, identity=identity or {}, prompt=prompt, **options)
-        self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
+        self._client = client = Client(model, settings, prompt)
+        self.name, self.prompt, self.stats = model.name, prompt, Stats(settings)
         self._cache = AnswerCache(cache_path)
         self._calls = Calls(client, settings, self._cache, self.stats, account)
         # Answers to a group's prompts are often the same.
@@ -153,13 +149,13 @@ class LanguageModel:
 
     def about_tokens(self, prompt: str | Conversation) -> float:
         """Tokens of a prompt; four bytes a token where the model's tokenizer isn't at hand."""
-        return self.count_tokens(prompt) / (1 if self._client.exact_tokens else 4)
+        return self.count_tokens(prompt) / (1 if self._client.model.exact_tokens else 4)
 
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """What a number of calls costs at most, before the prompts are known. The model is not called."""
         use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
         money = self._settings.money(use.prompt_tokens, use.completion_tokens)
-        return Estimate(use, money, self._client.exact_tokens)
+        return Estimate(use, money, self._client.model.exact_tokens)
 
     def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
@@ -234,17 +230,10 @@ class LanguageModel:
         return [found[key] for key in keys]
 
 
-def open_llm(
-    settings: LLMSettings,
-    cache_path: str | os.PathLike[str] | None,
-    *,
-    language: str = "functional",
-    prompt: Prompt = APPENDIX_D,
-    account: str | None = None,
-) -> LanguageModel:
+def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, **options: Any) -> LanguageModel:
     """The model that the settings name. Nothing is sent yet.
 
-    The other arguments are those of `LanguageModel`.
+    The arguments are those of `LanguageModel`.
 
     Raises:
         ConfigError: no model name; no API key for OpenAI's own server; no such folder.
@@ -255,18 +244,10 @@ def open_llm(
             "llm.model is required: the name of a model that the server has, or of a local folder (there is no "
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
-    identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
-    options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
-    model: Any
-    if settings.kind == "local":
-        from rcr_trainer.llm.local import LocalLM
+    if settings.kind != "local":
+        return LanguageModel(Server(settings), settings, cache_path=cache_path, **options)
+    from rcr_trainer.llm.local import LocalLM
 
-        shared = settings.model_dump(include={"model", "batch_size", "device", "dtype"})
-        model = LocalLM(max_new_tokens=settings.max_tokens, cache=False, **shared)
-        identity |= model.identity
-        options["count_tokens"] = model.count_tokens
-    else:
-        model, options["http"] = make_model(settings)
-        identity |= identity_of(settings)
-        options["place"] = public(address_of(settings))
-    return LanguageModel(model, settings, cache_path=cache_path, identity=identity, **options)
+    shared = settings.model_dump(include={"model", "batch_size", "device", "dtype"})
+    local = LocalLM(max_new_tokens=settings.max_tokens, **shared)
+    return LanguageModel(local, settings, cache_path=cache_path, **options)
