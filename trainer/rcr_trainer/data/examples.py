@@ -102,12 +102,11 @@ def read_text(path: str | Path) -> str:
 
 def read_json_file(path: Path) -> Any:
     """The value in a JSON file, or a `DataError`."""
+    text = read_text(path)
     try:
-        return json.loads(read_text(path))
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
-    except DataError:
-        raise
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path} is no JSON file: too deep, or a number too long") from error
 

@@ -99,8 +99,7 @@ class Actor:
             )
             for block in [*row_blocks(len(rows), group * self._size, _BLOCK)] or [slice(0, 0)]
         ]
-        joined = zip(*((part.picks, part.log_probs, part.entropies) for part in parts), strict=True)
-        return Sequences(*(torch.cat(each) for each in joined))
+        return Sequences(*map(torch.cat, zip(*parts, strict=True)))
 
     def reference_log_probs(self, rows: IntArray, drawn: Sequences) -> Tensor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""

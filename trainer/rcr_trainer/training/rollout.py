@@ -8,8 +8,7 @@ probability of a sequence is the product over its steps of renormalised probabil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -19,8 +18,7 @@ from langchain_rcr.families.state import State
 _NEVER = float("-inf")
 
 
-@dataclass(frozen=True, slots=True)
-class Sequences:
+class Sequences(NamedTuple):
     """R drawn sequences."""
 
     picks: Tensor  # (R, k) int64 pool positions, in order
