@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 from bisect import bisect
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -25,6 +25,7 @@ LONGEST_PROGRAM = 113
 class Rule:
     """One production; ``{0}``, ``{1}``, … in both sides stand for its parts."""
 
+    symbol: str  # what it expands
     parts: tuple[str, ...]  # the symbols that it expands into
     program: str
     utterance: str
@@ -67,92 +68,65 @@ _TERMINALS: Mapping[str, tuple[str, ...]] = {
 }
 
 
-def build_rules() -> dict[str, list[Rule]]:
-    """The grammar: for each symbol its rules. The start symbol is ``question``."""
-    rules = {symbol: [Rule((), word, word) for word in words] for symbol, words in _TERMINALS.items()}
-    comparisons = {"eq": "is equal to", "gt": "is greater than", "lt": "is less than"}
-    rules["found"] = [Rule(("object",), "find ( {0} )", "{0}")]
-    rules["comparison"] = [Rule((), program, words) for program, words in comparisons.items()]
+def build_rules() -> Iterator[Rule]:
+    """The grammar. The start symbol is ``question``."""
+    for symbol, words in _TERMINALS.items():
+        yield from (Rule(symbol, (), word, word) for word in words)
+    yield Rule("comparison", (), "eq", "is equal to")
+    yield Rule("comparison", (), "gt", "is greater than")
+    yield Rule("comparison", (), "lt", "is less than")
+    yield Rule("found", ("object",), "find ( {0} )", "{0}")
     for place, chances in _SETS.items():
-        rules |= _set_rules(place, chances)
+        yield from _set_rules(place, chances)
     for place, weights in _CLAUSES.items():
-        rules |= _clause_rules(place, weights)
-    filtered, related = 1 - _CONDITION_RELATION, _CONDITION_RELATION
-    rules["condition"] = [
-        Rule(("property",), "filter ( {0} , scene ( ) )", "{0}", filtered, "filter"),
-        Rule(("relation", "condition/1"), "with_relation ( scene ( ) , {0} , {1} )", "{0} {1}", related, "relation"),
-    ]
-    choose, options = "choose ( {0} , {1} , {2} )", "is {0} {1} or {2} ?"
-    pair = ("paired clause", "paired clause")
-    rules["question"] = [
-        Rule(("value",), "{0}", "what is {0} ?", _FORMS["what"], "what"),
-        Rule(("asked count", "number", "number"), choose, options, _FORMS["choose"] / 2),
-        Rule(("asked attribute", "property", "property"), choose, options, _FORMS["choose"] / 2),
-        Rule(("single clause",), "{0}", "{0}", _FORMS["single"], "boolean single"),
-        Rule(pair, "and ( {0} , {1} )", "both {0} and {1}", _FORMS["and"], "boolean pair and"),
-        Rule(pair, "or ( {0} , {1} )", "either {0} or {1}", _FORMS["or"], "boolean pair or"),
-    ]
-    rules["value"] = [
-        Rule(("asked count",), "{0}", "{0}", tag="asked-count"),
-        Rule(("asked attribute",), "{0}", "{0}"),
-    ]
-    return rules
+        yield from _clause_rules(place, weights)
+    relation, related = "with_relation ( scene ( ) , {0} , {1} )", _CONDITION_RELATION
+    yield Rule("condition", ("property",), "filter ( {0} , scene ( ) )", "{0}", 1 - related, "filter")
+    yield Rule("condition", ("relation", "condition/1"), relation, "{0} {1}", related, "relation")
+    choose, options, pair = "choose ( {0} , {1} , {2} )", "is {0} {1} or {2} ?", ("paired clause", "paired clause")
+    yield Rule("question", ("value",), "{0}", "what is {0} ?", _FORMS["what"], "what")
+    yield Rule("question", ("asked count", "number", "number"), choose, options, _FORMS["choose"] / 2)
+    yield Rule("question", ("asked attribute", "property", "property"), choose, options, _FORMS["choose"] / 2)
+    yield Rule("question", ("single clause",), "{0}", "{0}", _FORMS["single"], "boolean single")
+    yield Rule("question", pair, "and ( {0} , {1} )", "both {0} and {1}", _FORMS["and"], "boolean pair and")
+    yield Rule("question", pair, "or ( {0} , {1} )", "either {0} or {1}", _FORMS["or"], "boolean pair or")
+    yield Rule("value", ("asked count",), "{0}", "{0}", tag="asked-count")
+    yield Rule("value", ("asked attribute",), "{0}", "{0}")
 
 
-def _clause_rules(place: str, weights: tuple[float, ...]) -> dict[str, list[Rule]]:
+def _clause_rules(place: str, weights: tuple[float, ...]) -> Iterator[Rule]:
     """A statement that stands alone (``single``) or is one half of a pair (``paired``)."""
     exist, quantified, by_number, by_attribute = weights
-    count, attribute, things = f"{place} count", f"{place} attribute", f"{place}/2"
-    parts, numbers, attributes = ("quantifier", things, "condition"), f"{place} numbers", f"{place} attributes"
-    compared, equal = ("{1} ( {0} , {2} )", "{0} {1} {2}"), ("eq ( {0} , {1} )", "{0} is equal to {1}")
-    return {
-        f"{place} clause": [
-            Rule((things,), "exists ( {0} )", "there is {0}", exist, "exists"),
-            Rule(parts, "{0} ( {1} , {2} )", "{0} of {1} are {2}", quantified, "quantifier"),
-            Rule((numbers,), "{0}", "{0}", by_number, "compare-count"),
-            Rule((attributes,), "{0}", "{0}", by_attribute, "compare-attribute"),
-        ],
-        numbers: [
-            Rule((count, "comparison", "number"), *compared, _CONSTANT),
-            Rule((count, "comparison", "second count"), *compared, 1 - _CONSTANT),
-        ],
-        attributes: [
-            Rule((attribute, "property"), *equal, _CONSTANT),
-            Rule((attribute, "second attribute"), *equal, 1 - _CONSTANT),
-        ],
-    }
+    clause, numbers, attributes, things = (f"{place}{part}" for part in (" clause", " numbers", " attributes", "/2"))
+    parts, compared = ("quantifier", things, "condition"), ("{1} ( {0} , {2} )", "{0} {1} {2}")
+    count, attribute, equal = f"{place} count", f"{place} attribute", ("eq ( {0} , {1} )", "{0} is equal to {1}")
+    yield Rule(clause, (things,), "exists ( {0} )", "there is {0}", exist, "exists")
+    yield Rule(clause, parts, "{0} ( {1} , {2} )", "{0} of {1} are {2}", quantified, "quantifier")
+    yield Rule(clause, (numbers,), "{0}", "{0}", by_number, "compare-count")
+    yield Rule(clause, (attributes,), "{0}", "{0}", by_attribute, "compare-attribute")
+    yield Rule(numbers, (count, "comparison", "number"), *compared, _CONSTANT)
+    yield Rule(numbers, (count, "comparison", "second count"), *compared, 1 - _CONSTANT)
+    yield Rule(attributes, (attribute, "property"), *equal, _CONSTANT)
+    yield Rule(attributes, (attribute, "second attribute"), *equal, 1 - _CONSTANT)
 
 
-def _set_rules(place: str, chances: tuple[float, ...]) -> dict[str, list[Rule]]:
+def _set_rules(place: str, chances: tuple[float, ...]) -> Iterator[Rule]:
     """The sets described at one place; ``place/n`` has at most n relations in a chain."""
     once, twice, lone_filter, head_filter, inner_filter, second_filter = chances
     lone, head, inner, filtered = (f"{place} {thing}" for thing in ("lone", "head", "inner", "filtered"))
     related = ("with_relation ( {0} , {1} , {2} )", "{0} that is {1} {2}")
-
-    def narrowed(chance: float, thing: str) -> list[Rule]:
-        """Without a filter, or with one on that thing."""
-        filter_ = Rule(("property", thing), "filter ( {0} , {1} )", "{0} {1}", chance, "filter")
-        return [Rule(("found",), "{0}", "{0}", 1 - chance), filter_]
-
-    return {
-        f"{place}/0": [Rule((inner,), "{0}", "{0}")],
-        f"{place}/1": [
-            Rule((inner,), "{0}", "{0}", 1 - twice),
-            Rule((inner, "relation", f"{place}/0"), *related, twice, "relation"),
-        ],
-        f"{place}/2": [
-            Rule((lone,), "{0}", "{0}", 1 - once),
-            Rule((head, "relation", f"{place}/1"), *related, once, "relation"),
-        ],
-        lone: narrowed(lone_filter, filtered),
-        head: narrowed(head_filter, filtered),
-        inner: narrowed(inner_filter, filtered),
-        filtered: narrowed(second_filter, "found"),
-        f"{place} count": [Rule((f"{place}/2",), "count ( {0} )", "the number of {0}")],
-        f"{place} attribute": [
-            Rule(("attribute", f"{place}/2"), "query_attr [ {0} ] ( {1} )", "the {0} of {1}", tag="attribute")
-        ],
-    }
+    yield Rule(f"{place}/0", (inner,), "{0}", "{0}")
+    yield Rule(f"{place}/1", (inner,), "{0}", "{0}", 1 - twice)
+    yield Rule(f"{place}/1", (inner, "relation", f"{place}/0"), *related, twice, "relation")
+    yield Rule(f"{place}/2", (lone,), "{0}", "{0}", 1 - once)
+    yield Rule(f"{place}/2", (head, "relation", f"{place}/1"), *related, once, "relation")
+    for thing, chance in ((lone, lone_filter), (head, head_filter), (inner, inner_filter), (filtered, second_filter)):
+        rest = "found" if thing == filtered else filtered
+        yield Rule(thing, ("found",), "{0}", "{0}", 1 - chance)
+        yield Rule(thing, ("property", rest), "filter ( {0} , {1} )", "{0} {1}", chance, "filter")
+    yield Rule(f"{place} count", (f"{place}/2",), "count ( {0} )", "the number of {0}")
+    asked = "query_attr [ {0} ] ( {1} )", "the {0} of {1}"
+    yield Rule(f"{place} attribute", ("attribute", f"{place}/2"), *asked, tag="attribute")
 
 
 class Sampler:
@@ -161,10 +135,10 @@ class Sampler:
     def __init__(self, seed: str | int) -> None:
         # Only random() is promised to give the same numbers in later Pythons, not choices() or shuffle().
         self._random = random.Random(seed).random  # noqa: S311 - data, not secrets
-        self._rules = build_rules()
-        self._thresholds = {
-            symbol: list(accumulate(rule.weight for rule in rules)) for symbol, rules in self._rules.items()
-        }
+        self._rules: dict[str, list[Rule]] = {}
+        for rule in build_rules():
+            self._rules.setdefault(rule.symbol, []).append(rule)
+        self._thresholds = {name: [*accumulate(rule.weight for rule in own)] for name, own in self._rules.items()}
 
     def draw(self) -> Draw:
         """One question with its program; draws may repeat."""
