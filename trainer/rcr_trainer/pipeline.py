@@ -14,16 +14,20 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING
 
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.basics.items import readable
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.hub import WHERE_FROM, requirement
+from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import get_parser
+from rcr_trainer import grpo, race, sft
 from rcr_trainer.data import PARTS, Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.evaluation.plain import learners, try_scoring
 from rcr_trainer.evaluation.report import EvaluationReport
+from rcr_trainer.evaluation.stage import evaluation_stage
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
 from rcr_trainer.runs.layers import differences, load_config
@@ -42,12 +46,9 @@ from rcr_trainer.runs.tasks import (
 )
 from rcr_trainer.runs.threads import set_threads
 from rcr_trainer.settings import Settings
-
-if TYPE_CHECKING:
-    from langchain_rcr.policy.triencoder import TriEncoder
-    from rcr_trainer.llm.model import LanguageModel
-    from rcr_trainer.training.processes import Processes
-    from rcr_trainer.training.runner import Job
+from rcr_trainer.training.environment import Environment
+from rcr_trainer.training.processes import Processes, join
+from rcr_trainer.training.runner import Job
 
 logger = logging.getLogger(__name__)
 
@@ -67,9 +68,6 @@ def run(
     are done once the last training stage is.
     """
     set_threads(config.threads)
-    from rcr_trainer.evaluation.plain import try_scoring
-    from rcr_trainer.training.processes import join
-
     wanted = [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
     with ExitStack() as holding:
         with join(config.device) as processes:
@@ -96,8 +94,6 @@ def run(
                     _take(current, name, partial(stage, current, task, processes), processes.size)
         if processes.first:
             if "evaluation" in wanted:
-                from rcr_trainer.evaluation.stage import evaluation_stage
-
                 _take(current, "evaluation", lambda: evaluation_stage(current))
             current.finish()
             if "sft" in wanted:
@@ -120,8 +116,6 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
 
 def load_checked(config: Settings) -> tuple[Split, Task]:
     """The split that the settings ask for, and its task, or else the `RCRError` that would stop the run later."""
-    from rcr_trainer.evaluation.plain import learners
-
     # Before anything is read or downloaded.
     get_parser(config.program.language)
     if config.device != "auto":
@@ -231,8 +225,6 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
 
 def sft_stage(run: Run, task: Task, processes: Processes) -> None:
     """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint."""
-    from rcr_trainer import sft
-
     config = run.config
     if config.sft.checkpoint is not None:
         logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
@@ -258,8 +250,6 @@ def _job(
     more: Callable[[], Mapping[str, float]] = dict,
 ) -> Job:
     """What a stage of training works on, with the state that it may go on from; `more` is logged beside its figures."""
-    from rcr_trainer.training.runner import Job
-
     state = run.state / stage
     if not state.is_dir():
         run.drop_metrics(stage)
@@ -280,9 +270,6 @@ def _job(
 
 def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start."""
-    from rcr_trainer import grpo, race
-    from rcr_trainer.training.environment import Environment
-
     config, settings, reward = run.config, run.config.grpo, build_reward(run.config, task.spec)
     if run.writes and not run.sft_checkpoint.is_dir():
         # Before anything replaces it: after a crash this stage begins from SFT's policy again.

@@ -7,6 +7,8 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.errors import CheckpointError, PoolError
 from langchain_rcr.families import get_family
@@ -25,8 +27,6 @@ from rcr_trainer.settings import Settings
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
     """A fresh policy for a task's pool, on the run's device; frozen vectors are taken from and added to `known`."""
-    import torch
-
     torch.manual_seed(config.seed)
     settings = config.model.model_dump()
     family = get_family(settings.pop("family"))
@@ -54,8 +54,6 @@ def load_model(
 
 def _placed(model: TriEncoder, config: Settings) -> TriEncoder:
     """The model on the run's device. A CUDA device then multiplies in TF32, of which a product keeps three digits."""
-    import torch
-
     device = device_of(config)
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
@@ -75,8 +73,6 @@ def embeddings_of(config: Settings) -> Any:
 
 def device_of(config: Settings) -> str:
     """The torch device of a run, or a `ConfigError` if this machine has no such device."""
-    import torch
-
     if config.device == "auto":
         return "cuda" if torch.cuda.is_available() else "cpu"
     try:

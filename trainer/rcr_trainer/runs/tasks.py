@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -26,12 +26,11 @@ from rcr_trainer.data import (
 from rcr_trainer.data.check import Keys, check_files, check_split, guess_language, in_one_line
 from rcr_trainer.data.geoquery import printed
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.llm.cache import check_cache
+from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.rewards import Reward, make_reward
 from rcr_trainer.runs.layers import check_hidden
 from rcr_trainer.settings import DataSettings, Settings
-
-if TYPE_CHECKING:
-    from rcr_trainer.llm.model import LanguageModel
 
 logger = logging.getLogger(__name__)
 
@@ -280,9 +279,6 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
 
     With `keep`, answers go to a file beside the run folder, for all runs; else it is only checked that they could.
     """
-    from rcr_trainer.llm.cache import check_cache
-    from rcr_trainer.llm.model import open_llm
-
     check_hidden(config, "llm")
     cache = config.llm.cache or config.folder.parent / "answers.sqlite"
     if not keep:
