@@ -87,7 +87,7 @@ class Logged:
     explore: FloatArray
     groups: tuple[NDArray[np.int64], NDArray[np.int64]]
 
-    def only(self, at: NDArray[Any]) -> Logged:
+    def only(self, at: NDArray[Any] | slice) -> Logged:
         """Some of them."""
         arrays = {name: getattr(self, name)[at] for name in ("asked", "picks", "log_probs", "outcomes", "explore")}
         return replace(self, **arrays, groups=(self.groups[0][at], self.groups[1]))
@@ -185,30 +185,28 @@ class Estimates:
 
     def __init__(self, policy: Policy, logged: Logged, fitted: Logged | None = None) -> None:
         self._policy, self._logged, self._fitted = policy, logged, fitted
-        self._kept: dict[str, tuple[FloatArray, float]] = {}
 
     def of(self, variant: Variant) -> tuple[FloatArray, float]:
         """What a variant earns more on each question (B,), and the share of its picks that could be drawn."""
-        name = str(sorted(variant.items()))
-        if name not in self._kept:
-            log_probs, drawn = self._policy.follow(variant, self._logged)
-            weight = weights(log_probs, self._logged.log_probs)
-            new = self._policy.described(self._logged, drawn)
-            expected, expected_new = self._expected(new)
-            self._kept[name] = gains(weight, self._logged.outcomes, expected, expected_new), float(weight.mean())
-        return self._kept[name]
+        log_probs, drawn = self._policy.follow(variant, self._logged)
+        weight, new = weights(log_probs, self._logged.log_probs), self._policy.described(self._logged, drawn)
+        expected, expected_new = np.empty(len(new)), np.empty(len(new))
+        for at, features, outcomes in self._fitting:
+            expected[at], expected_new[at] = predicted(features, outcomes, self._features[at], new[at])
+        return gains(weight, self._logged.outcomes, expected, expected_new), float(weight.mean())
 
-    def low(self, variant: Variant) -> float:
-        """The mean of what a variant earns more less two standard errors, those of the questions' totals."""
-        gain = self.of(variant)[0]
-        totals = np.bincount(self._logged.asked, gain - gain.mean())
-        return float(gain.mean() - 2 * np.sqrt(totals @ totals) / len(gain))
+    def low(self, variant: Variant) -> float | None:
+        """The mean of what a variant earns more less two standard errors, those of the questions' totals.
 
-    def reaches(self, variant: Variant) -> bool:
-        """Whether enough of a variant's picks could be drawn."""
-        some = self._logged.only(np.arange(min(_GLANCE, len(self._logged.asked))))
+        None: not enough of its picks could be drawn.
+        """
+        some = self._logged.only(slice(_GLANCE))
         log_probs, _ = self._policy.follow(variant, some, draws=False)
-        return weights(log_probs, some.log_probs).mean() >= _HOPELESS and self.of(variant)[1] >= REACHED
+        if weights(log_probs, some.log_probs).mean() < _HOPELESS:
+            return None
+        gain, reached = self.of(variant)
+        totals = np.bincount(self._logged.asked, gain - gain.mean())
+        return float(gain.mean() - 2 * np.sqrt(totals @ totals) / len(gain)) if reached >= REACHED else None
 
     @cached_property
     def _features(self) -> FloatArray:
@@ -223,12 +221,6 @@ class Estimates:
         first = halves(self._logged.asked, self._policy.seed + 1)
         return [(at, self._features[~at], self._logged.outcomes[~at]) for at in (first, ~first)]
 
-    def _expected(self, new: FloatArray) -> tuple[FloatArray, FloatArray]:
-        expected, expected_new = np.empty(len(new)), np.empty(len(new))
-        for at, features, outcomes in self._fitting:
-            expected[at], expected_new[at] = predicted(features, outcomes, self._features[at], new[at])
-        return expected, expected_new
-
 
 def choose(policy: Policy, logged: Logged) -> Change:
     """The variant that is surest to earn more by one half of the questions, judged on the other."""
@@ -238,7 +230,7 @@ def choose(policy: Policy, logged: Logged) -> Change:
 
     def surest(variants: Iterable[Variant]) -> list[tuple[float, Variant]]:
         """With the lower end of the interval of what each earns more, the surest first; those that can be told."""
-        told = [(estimates.low(variant), variant) for variant in variants if estimates.reaches(variant)]
+        told = [(low, variant) for variant in variants if (low := estimates.low(variant)) is not None]
         return sorted(told, key=itemgetter(0), reverse=True)
 
     alone = surest(policy.changes)
@@ -246,14 +238,9 @@ def choose(policy: Policy, logged: Logged) -> Change:
     found = max(alone[:1] + surest(together(best, 2)), key=itemgetter(0), default=None)
     if found is None:
         return Change({}, float(judging.outcomes.mean()), 0.0, 0.0, 0.0, len(judging.asked))
-    return judged(policy, found[1], judging, choosing)
-
-
-def judged(policy: Policy, variant: Variant, logged: Logged, others: Logged) -> Change:
-    """The gain of a variant on questions, with an interval; the model of the outcome is fitted to others."""
-    gain = Estimates(policy, logged, others).of(variant)[0]
-    low, high = interval_of(gain[:, None], logged.asked.tolist())[:, 0].tolist()
-    return Change(variant, float(logged.outcomes.mean()), float(gain.mean()), low, high, len(gain))
+    gain = Estimates(policy, judging, choosing).of(found[1])[0]
+    low, high = interval_of(gain[:, None], judging.asked.tolist())[:, 0].tolist()
+    return Change(found[1], float(judging.outcomes.mean()), float(gain.mean()), low, high, len(gain))
 
 
 def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
