@@ -205,10 +205,29 @@ def race(
         admitted: whether a variant may take part.
     """
     before, end = np.full(questions, np.nan), spent() + answers
-    alone = _halved([*filter(admitted, changes)], earned, before, answers // 2, spent, TOGETHER)
-    best = [variant for variant, gains in alone if _mean(gains) > 0]
-    joined = [*together(best, 1)]
-    finalists = [({}, np.zeros(1)), *_halved([*filter(admitted, joined)], earned, before, end - spent(), spent, 1)]
+
+    def halved(variants: list[Variant], answers: int, last: int) -> list[tuple[Variant, FloatArray]]:
+        """The last of them, in their order, with what each gains on every question that was asked.
+
+        What the policy as it is earns on these is put into `before`.
+        """
+        rounds, begun, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), spent(), 0
+        gains = {at: np.empty(0) for at in range(len(variants))}
+        for number in range(rounds):
+            end = begun + answers * (number + 1) // rounds
+            # As many questions as can be paid for; as variants share answers, that leaves some for more.
+            while more := min(questions - stop, max(0, end - spent()) // (len(gains) + 1)):
+                asked, stop = slice(stop, stop + more), stop + more
+                before[asked] = earned({}, asked)
+                gains = {at: np.append(old, earned(variants[at], asked) - before[asked]) for at, old in gains.items()}
+            count = last if number == rounds - 1 else max(last, math.ceil(len(gains) / 2))
+            best = sorted(gains, key=lambda at: _mean(gains[at]), reverse=True)[:count]
+            gains = {at: gains[at] for at in sorted(best)}
+        return [(variants[at], each) for at, each in gains.items()]
+
+    alone = halved([*filter(admitted, changes)], answers // 2, TOGETHER)
+    joined = [*together([variant for variant, gains in alone if _mean(gains) > 0], 1)]
+    finalists = [({}, np.zeros(1)), *halved([*filter(admitted, joined)], end - spent(), 1)]
     winner, gains = finalists[mildest([gains for _, gains in finalists])]
     asked = before[: len(finalists[-1][1])] if joined else before[np.isfinite(before)]
     return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))
@@ -238,33 +257,6 @@ def mildest(gains: Sequence[FloatArray]) -> int:
     best = known[int(np.argmax(means))]
     error = best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else 0.0
     return next(at for at, mean in enumerate(means) if mean >= max(means) - max(error, WORTH))
-
-
-def _halved(
-    variants: list[Variant],
-    earned: Callable[[Variant, slice], FloatArray],
-    before: FloatArray,
-    answers: int,
-    spent: Callable[[], int],
-    last: int,
-) -> list[tuple[Variant, FloatArray]]:
-    """The last variants of a race, in their order, with what each gains on every question that was asked.
-
-    What the policy as it is earns on these is put into `before`.
-    """
-    rounds, begun, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), spent(), 0
-    gains = {at: np.empty(0) for at in range(len(variants))}
-    for number in range(rounds):
-        end = begun + answers * (number + 1) // rounds
-        # As many questions as can be paid for; as variants share answers, that leaves some for more.
-        while more := min(len(before) - stop, max(0, end - spent()) // (len(gains) + 1)):
-            asked, stop = slice(stop, stop + more), stop + more
-            before[asked] = earned({}, asked)
-            gains = {at: np.append(old, earned(variants[at], asked) - before[asked]) for at, old in gains.items()}
-        count = last if number == rounds - 1 else max(last, math.ceil(len(gains) / 2))
-        best = sorted(gains, key=lambda at: _mean(gains[at]), reverse=True)[:count]
-        gains = {at: gains[at] for at in sorted(best)}
-    return [(variants[at], each) for at, each in gains.items()]
 
 
 def _mean(values: FloatArray) -> float:
