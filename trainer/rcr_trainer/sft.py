@@ -232,9 +232,8 @@ class _SFT:
         else:
             candidates = self._encode(batch.candidates)
         # Without states, too, others' losses send gradients to what is encoded here.
-        loss: Tensor = 0.0 * candidates.sum()
-        if states is not None:
-            loss = weight * self.loss.function(states @ candidates.T, targets)
+        none = 0.0 * candidates.sum()
+        loss: Tensor = none if states is None else weight * self.loss.function(states @ candidates.T, targets)
         torch.autograd.backward(loss)
         return loss.detach()
 

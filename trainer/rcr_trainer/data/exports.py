@@ -35,16 +35,12 @@ def _fields(row: Mapping[str, Any], prefix: str) -> Sequence[tuple[str, Any]]:
 
 def _exchange(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """The system's text, the last answer, and the last question before it (without an answer: the last), by role."""
-    said = [(_role(one), _text(one)) for one in messages]
+    roles = (str(one.get("role") or one.get("type")) for one in messages)
+    said = [(_ROLES.get(role, role), _text(one)) for role, one in zip(roles, messages, strict=True)]
     answers = [at for at, (role, text) in enumerate(said) if role == "assistant" and text]
     end = answers[-1] if answers else len(said)
     found = {role: text for role, text in said[:end] if role in ("system", "user")}
     return found | ({"assistant": said[end][1]} if answers else {})
-
-
-def _role(message: Mapping[str, Any]) -> str:
-    role = str(message.get("role") or message.get("type"))
-    return _ROLES.get(role, role)
 
 
 def _text(message: Mapping[str, Any]) -> str:

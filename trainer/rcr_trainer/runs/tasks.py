@@ -14,6 +14,7 @@ import numpy as np
 from langchain_rcr.errors import PoolError
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from rcr_trainer.data import (
+    PARTS,
     Example,
     Split,
     covr_split,
@@ -70,9 +71,9 @@ def load_split(data: DataSettings, seed: int) -> Split:
         return covr_split(data.split, seed, data.train_size, data.test_size)
     if data.task == "geoquery":
         return geoquery_split(data.corpus or download_corpus(), data.split, data.ids)
-    files: dict[str, list[Example]] = {"train": [], "dev": [], "test": []}
-    for part, path in (("train", data.train), ("dev", data.dev), ("test", data.test)):
-        if path is not None:
+    files: dict[str, list[Example]] = {part: [] for part in PARTS}
+    for part in PARTS:
+        if (path := getattr(data, part)) is not None:
             source, target = data.source_key, data.target_key
             found, _ = read_examples(path, source_key=source, target_key=target, id_key=data.id_key)
             prefix = "" if data.id_key else f"{part}-"  # row numbers restart in every file
@@ -105,7 +106,7 @@ def divide(config: Settings, split: Split) -> Task:
             raise DataError(f"data.prefer = '{key}': no example has such a field (fields: {has})")
         at_home: dict[str, Any] = {
             part: [replace(each, home=str(each.fields.get(key) or "")) for each in getattr(split, part)]
-            for part in ("train", "dev", "test")
+            for part in PARTS
         }
         split = replace(split, **at_home)
     program = config.program.model_dump()

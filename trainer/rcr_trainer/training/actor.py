@@ -115,11 +115,11 @@ class Actor:
     def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
         """Add the gradient of a loss on the R sequences of B queries to the parameters'."""
         picked, columns = torch.unique(drawn.picks[:, :-1], return_inverse=True)
-        queries = self._leaf("query", self._queries.select(rows))
-        contexts = self._leaf("context", self._contexts.select(picked.cpu().numpy()))
+        queries = Leaf(self.model.query, self._queries.select(rows), self.chunk)
+        contexts = Leaf(self.model.context, self._contexts.select(picked.cpu().numpy()), self.chunk)
         candidates, leaves = self._reference_candidates, [queries, contexts]
         if self.train_candidates:
-            leaves.append(self._leaf("candidate", self._candidates))
+            leaves.append(Leaf(self.model.candidate, self._candidates, self.chunk))
             candidates = leaves[-1].vectors
         for block, of in self._sequence_blocks(rows, drawn):
             earlier = contexts.vectors[columns[of]]
@@ -163,9 +163,6 @@ class Actor:
 
     def _vectors(self, part: str, features: Any) -> Tensor:
         return self._tensor(getattr(self.model, part).vectors(features))
-
-    def _leaf(self, part: str, features: Any) -> Leaf:
-        return Leaf(getattr(self.model, part), features, self.chunk)
 
     def _tensor(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

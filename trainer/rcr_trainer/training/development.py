@@ -17,12 +17,7 @@ from rcr_trainer.training.supervision import IntArray, Supervision
 
 
 def greedy_picks(
-    job: Job,
-    features: Features,
-    forbidden: Sequence[IntArray],
-    rows: IntArray,
-    pool: PoolVectors,
-    k: int,
+    job: Job, features: Features, forbidden: Sequence[IntArray], rows: IntArray, pool: PoolVectors, k: int
 ) -> IntArray:
     """(n, k) picks of the policy as it is for n of the queries (`rows`); each process computes a share."""
     mine = rows[job.processes.part(len(rows))]
