@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines.cover_ls import CoverLSGoldSelector
+from rcr_trainer.baselines.greedy import CoverLSGoldSelector
 from rcr_trainer.data.okapi import BM25Scorer
 
 from langchain_rcr.errors import InputError

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines.knn_structures import KNNStructuresSelector
+from rcr_trainer.baselines.greedy import KNNStructuresSelector
 from toys import tuned
 
 from langchain_rcr.programs import ProgramSpec

@@ -2,9 +2,13 @@
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines.bm25 import BM25SchemaSelector
-from rcr_trainer.baselines.dail_sql import DAILSQLSelector
-from rcr_trainer.baselines.linking import mask_question, program_words, schema_words
+from rcr_trainer.baselines.linking import (
+    BM25SchemaSelector,
+    DAILSQLSelector,
+    mask_question,
+    program_words,
+    schema_words,
+)
 from toys import tuned
 
 from langchain_rcr.programs import ProgramSpec

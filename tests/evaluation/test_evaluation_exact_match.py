@@ -7,7 +7,7 @@ from types import MappingProxyType
 import numpy as np
 import pytest
 from rcr_trainer.baselines.bm25 import BM25Selector
-from rcr_trainer.baselines.greedy import NoneSelector
+from rcr_trainer.baselines.random import NoneSelector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.exact_match import Answerer
 from rcr_trainer.evaluation.harness import evaluate

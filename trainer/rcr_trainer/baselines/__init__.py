@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 BASELINES = {
     "random": "rcr_trainer.baselines.random:RandomSelector",
-    "no_examples": "rcr_trainer.baselines.greedy:NoneSelector",
+    "no_examples": "rcr_trainer.baselines.random:NoneSelector",
     "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
-    "bm25_schema": "rcr_trainer.baselines.bm25:BM25SchemaSelector",
+    "bm25_schema": "rcr_trainer.baselines.linking:BM25SchemaSelector",
     "bert": "rcr_trainer.baselines.dense:BERTSelector",
     "contriever": "rcr_trainer.baselines.dense:ContrieverSelector",
     "dense": "rcr_trainer.baselines.dense:DenseSelector",
     "mmr": "rcr_trainer.baselines.dense:MMRSelector",
     "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
-    "knn_structures": "rcr_trainer.baselines.knn_structures:KNNStructuresSelector",
-    "dail_sql": "rcr_trainer.baselines.dail_sql:DAILSQLSelector",
+    "knn_structures": "rcr_trainer.baselines.greedy:KNNStructuresSelector",
+    "dail_sql": "rcr_trainer.baselines.linking:DAILSQLSelector",
     "epr": "rcr_trainer.paper.epr:EPRSelector",
     "se2": "rcr_trainer.paper.se2:Se2Selector",
     "se2_tri": "rcr_trainer.paper.se2:Se2TriSelector",
@@ -32,7 +32,7 @@ BASELINES = {
     "iterr": "rcr_trainer.paper.iterr:ITERRSelector",
     "llm_r": "rcr_trainer.paper.llm_r:LLMRSelector",
     "oracle": "rcr_trainer.baselines.greedy:OracleSelector",
-    "cover_ls_gold": "rcr_trainer.baselines.cover_ls:CoverLSGoldSelector",
+    "cover_ls_gold": "rcr_trainer.baselines.greedy:CoverLSGoldSelector",
 }
 """Name → module:class, in the order of reports."""
 

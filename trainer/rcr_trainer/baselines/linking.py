@@ -1,4 +1,4 @@
-"""What of a question names tables, columns and values: schema linking by words, as in IRNet and RAT-SQL.
+"""Selectors that know what of a question names tables, columns and values: schema linking by words.
 
 A word links to a schema if it is a word of one of its names (partial matches count), in the singular: Guo et al.,
 "Towards Complex Text-to-SQL in Cross-Domain Database with Intermediate Representation", ACL 2019, section 2.2; Wang et
@@ -9,11 +9,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import replace
 from functools import cache
-from typing import Any
+from typing import Any, ClassVar, Literal
+
+import numpy as np
 
 from langchain_rcr.policy.schema import words
 from langchain_rcr.programs import ProgramSpec, Tree, get_parser
+from rcr_trainer.baselines.base import TradeOff, top_k
+from rcr_trainer.baselines.bm25 import BM25Selector
+from rcr_trainer.baselines.dense import EmbeddingSelector
+from rcr_trainer.data.coverage import PoolStructures
+from rcr_trainer.data.okapi import BM25Scorer
 
 MASK, UNKNOWN = "<mask>", "<unk>"
 """What stands for names, and for values."""
@@ -30,6 +38,65 @@ _SQL = re.compile(
     "unique|update|value|varchar|view"
 )
 """What CREATE TABLE statements say beside names, in the singular."""
+_ALIKE = 4.0
+"""More than cosines differ by."""
+
+
+class BM25SchemaSelector(BM25Selector):
+    """BM25 over the words of questions and of names in their programs; a query's words that are names count twice."""
+
+    name: ClassVar[str] = "bm25_schema"
+    needs: ClassVar[tuple[str, ...]] = ("spec",)
+
+    def _fit(self) -> None:
+        spec = self.resources.spec
+        self._names = linker(self.examples, self.resources.schemas, spec)
+        texts = zip(self._questions, self._programs, strict=True)
+        self._scorer = BM25Scorer([" ".join([*words(q), *program_words(p, spec.language)]) for q, p in texts])
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        found = [(words(query), self._names(query)) for query in queries]
+        asked = [" ".join([*said, *(word for word in said if is_linked(word, names))]) for said, names in found]
+        return top_k(self._scorer.scores(asked), k, excluded)
+
+
+class DAILSQLSelector(EmbeddingSelector):
+    """DAIL-SQL's selection: the likest masked questions, those first whose SQL has the skeleton that is likely.
+
+    Gao et al., "Text-to-SQL Empowered by Large Language Models: A Benchmark Evaluation", VLDB 2024, arXiv 2308.15363,
+    section 3.2. Departures: their skeleton is that of a preliminary model's answer; here it is that of the program of
+    the question that is most alike once masked, so that no model is asked twice. Its similarity is the Jaccard
+    coefficient of the symbols of programs without names and values. A prompt shows the first pick last, as theirs does.
+
+    The pool's examples have a field `schema` where it is known; `Resources.schemas` has the queries'.
+
+    Attributes:
+        threshold: the Jaccard coefficient from which on a skeleton is the likely one, in (0, 1].
+    """
+
+    name: ClassVar[str] = "dail_sql"
+    needs: ClassVar[tuple[str, ...]] = ("embed", "spec")
+    trade_off: ClassVar[TradeOff | None] = TradeOff("threshold", (0.5, 0.7, 0.85, 1.0))
+    threshold: float = 0.85
+
+    def _fit(self) -> None:
+        spec = self.resources.spec
+        self._names = linker(self.examples, self.resources.schemas, spec)
+        super()._fit()
+        nameless: bool | Literal["names"] = "names" if hasattr(get_parser(spec.language), "shape") else True
+        skeletons = replace(spec, anonymize=nameless, max_size=1, implied=())
+        self._symbols = PoolStructures(skeletons, self._programs).matrix.astype(np.float64)
+        self._sizes = np.asarray(self._symbols.sum(axis=1)).ravel()
+
+    def _embed(self, texts: Sequence[str]) -> np.ndarray:
+        return super()._embed([mask_question(text, self._names(text)) for text in texts])
+
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+        similarity = np.round(similarity, 6)
+        nearest = top_k(similarity.copy(), 1, excluded)[:, 0]
+        shared = (self._symbols[nearest] @ self._symbols.T).toarray()
+        union = np.maximum(self._sizes[nearest][:, None] + self._sizes - shared, 1)
+        return top_k(similarity + _ALIKE * (shared / union >= self.threshold), k, excluded)
 
 
 def mask_question(question: str, names: Set[str]) -> str:

@@ -1,4 +1,4 @@
-"""Random examples, drawn again for every query."""
+"""Random examples, drawn again for every query, and none at all."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.baselines.base import Baseline, top_k
 
 
 class RandomSelector(Baseline):
@@ -29,3 +29,13 @@ class RandomSelector(Baseline):
             head = order[: k + entry.size]
             picked[row] = head[~np.isin(head, entry)][:k]
         return picked
+
+
+class NoneSelector(Baseline):
+    """No examples: a prompt shows none. Asked for positions all the same, it gives the pool's first."""
+
+    name: ClassVar[str] = "no_examples"
+    shows: ClassVar[bool] = False
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return top_k(np.zeros((len(queries), len(self.examples))), k, excluded)
