@@ -10,7 +10,7 @@ what is large among their columns was moved into the matrix (SmoothQuant, Xiao e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,6 @@ MOVED = 0.7
 """SmoothQuant's α. On 40 questions of GeoQuery the lowest cosine of vectors in int8 with those in float32 was 0.992
 with 0, 0.992 with 0.5, and 0.998 with 0.7."""
 _WORDS, _POSITIONS, _KINDS = (f"embeddings.{of}_embeddings.weight" for of in ("word", "position", "token_type"))
-_NAMES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "vocab_size")
 _EXPECTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 _SCALE, _DIVISOR = ".scale", ".divisor"
 """What a matrix in int8 has beside it: the scale of each column, and what the numbers before it are divided by."""
@@ -33,15 +32,15 @@ _SCALE, _DIVISOR = ".scale", ".divisor"
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a config.json that say how a BERT computes."""
+    """The numbers of a config.json that say how a BERT computes, by their names there."""
 
-    width: int
-    layers: int
-    heads: int
-    inner: int
-    vocabulary: int
-    positions: int
-    epsilon: float
+    hidden_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    intermediate_size: int
+    vocab_size: int
+    max_position_embeddings: int
+    layer_norm_eps: float
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
@@ -49,36 +48,35 @@ class Shape:
         for name, expected in _EXPECTED.items():
             if config.get(name, expected) != expected:
                 raise InputError(f"{name} is {show(config[name])}: without torch only BERT's models can be read")
-        numbers: list[Any] = [config.get(name) for name in (*_NAMES, "max_position_embeddings")]
-        epsilon = config.get("layer_norm_eps", 1e-12)
-        if not all(type(number) is int and number > 0 for number in numbers) or not isinstance(epsilon, float):
+        numbers: list[Any] = [{"layer_norm_eps": 1e-12, **config}.get(field.name) for field in fields(cls)]
+        *sizes, epsilon = numbers
+        if not all(type(size) is int and size > 0 for size in sizes) or not isinstance(epsilon, float):
             raise InputError("config.json lacks a size of the model")
-        width, layers, heads, inner, vocabulary, positions = numbers
-        if width % heads:
-            raise InputError(f"config.json: hidden_size {width} is no multiple of {heads} heads")
-        return cls(width, layers, heads, inner, vocabulary, positions, epsilon)
+        shape = cls(*numbers)
+        if shape.hidden_size % shape.num_attention_heads:
+            raise InputError(
+                f"config.json: hidden_size {shape.hidden_size} is no multiple of {shape.num_attention_heads} heads"
+            )
+        return shape
 
     def config(self) -> dict[str, Any]:
         """As a config.json, which `of` reads."""
-        sizes = zip(_NAMES, (self.width, self.layers, self.heads, self.inner, self.vocabulary), strict=True)
-        return {
-            **_EXPECTED,
-            **dict(sizes),
-            "max_position_embeddings": self.positions,
-            "layer_norm_eps": self.epsilon,
-        }
+        return _EXPECTED | asdict(self)
 
     @property
     def read_at(self) -> int:
         """The layer after which tokens are read; see `PooledTransformer.read`."""
-        return 3 * self.layers // 4
+        return 3 * self.num_hidden_layers // 4
 
 
 def _parts(shape: Shape) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
-    """Each matrix of the graph or norm (one axis): its name, those of `BertModel`'s parts in it, and their shape."""
-    d, inner = shape.width, shape.inner
+    """Each matrix of the graph or norm (one axis): its name, those of `BertModel`'s parts in it, and their shape.
+
+    The graph's matrix is the transposed one of its parts' rows, one part's after the other's.
+    """
+    d, inner = shape.hidden_size, shape.intermediate_size
     yield "start", ["embeddings.LayerNorm"], (d,)
-    for n in range(shape.layers):
+    for n in range(shape.num_hidden_layers):
         at = f"encoder.layer.{n}"
         yield f"{n}.reads", [f"{at}.attention.self.{part}" for part in ("query", "key", "value")], (d, d)
         yield f"{n}.mixes", [f"{at}.attention.output.dense"], (d, d)
@@ -90,7 +88,7 @@ def _parts(shape: Shape) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
 
 def arranged(shape: Shape, tensors: Arrays) -> dict[str, NDArray[np.float32]]:
     """The arrays of the graph, from all those of Hugging Face's `BertModel`, or an `InputError`."""
-    d, found = shape.width, dict[str, NDArray[np.float32]]()
+    d, found = shape.hidden_size, dict[str, NDArray[np.float32]]()
 
     def take(name: str, *size: int) -> NDArray[np.float32]:
         array = tensors.get(name, tensors.get(f"bert.{name}"))
@@ -98,8 +96,8 @@ def arranged(shape: Shape, tensors: Arrays) -> dict[str, NDArray[np.float32]]:
             raise InputError(f"model.safetensors: {name} is not there, or has a shape that config.json doesn't give it")
         return np.asarray(array, dtype=np.float32)
 
-    found["words"] = take(_WORDS, shape.vocabulary, d)
-    found["positions"] = take(_POSITIONS, shape.positions, d) + take(_KINDS, d)[:1]
+    found["words"] = take(_WORDS, shape.vocab_size, d)
+    found["positions"] = take(_POSITIONS, shape.max_position_embeddings, d) + take(_KINDS, d)[:1]
     for to, names, size in _parts(shape):
         weight = np.concatenate([take(f"{name}.weight", *size) for name in names])
         found[to if len(size) > 1 else f"{to}.weight"] = np.ascontiguousarray(weight.T)
@@ -109,7 +107,7 @@ def arranged(shape: Shape, tensors: Arrays) -> dict[str, NDArray[np.float32]]:
 
 def spread(shape: Shape, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
     """Arrays in float32 as `BertModel` has them: the inverse of `arranged`, but that token types count in positions."""
-    kinds = np.zeros((2, shape.width), dtype=np.float32)
+    kinds = np.zeros((2, shape.hidden_size), dtype=np.float32)
     found = {_WORDS: arrays["words"], _POSITIONS: arrays["positions"], _KINDS: kinds}
     for to, names, size in _parts(shape):
         weights = np.split(arrays[to if len(size) > 1 else f"{to}.weight"].T, len(names))
@@ -120,22 +118,22 @@ def spread(shape: Shape, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
 
 def check(shape: Shape, arrays: Arrays) -> None:
     """Raise an `InputError` unless these are the arrays of a graph of this shape, in float32 or int8."""
-    d, inner = shape.width, shape.inner
-    sizes: dict[str, tuple[int, ...]] = {"positions": (shape.positions, d), "start.weight": (d,), "start.bias": (d,)}
-    matrices = {"words": (shape.vocabulary, d)}
-    if shape.layers > len(arrays):
-        raise InputError(f"config.json has {shape.layers} layers, model.safetensors {len(arrays)} arrays")
-    for n in range(shape.layers):
-        for name in ("mixed.weight", "mixed.bias", "done.weight", "done.bias"):
-            sizes[f"{n}.{name}"] = (d,)
-        linear = {"reads": (d, 3 * d), "mixes": (d, d), "widens": (d, inner), "narrows": (inner, d)}
-        matrices |= {f"{n}.{name}": size for name, size in linear.items()}
-        sizes |= {f"{n}.{name}.bias": size[1:] for name, size in linear.items()}
+    if shape.num_hidden_layers > len(arrays):
+        raise InputError(f"config.json has {shape.num_hidden_layers} layers, model.safetensors {len(arrays)} arrays")
+    sizes: dict[str, tuple[int, ...]] = {"positions": (shape.max_position_embeddings, shape.hidden_size)}
+    matrices = {"words": (shape.vocab_size, shape.hidden_size)}
+    for to, names, (side, *rows) in _parts(shape):
+        columns = side * len(names)
+        sizes[f"{to}.bias"] = (columns,)
+        if rows:
+            matrices[to] = rows[0], columns
+        else:
+            sizes[f"{to}.weight"] = (columns,)
     small = {name for name in matrices if name in arrays and arrays[name].dtype == np.int8}
     for name in small:
-        rows, columns = matrices[name]
-        scaled = {name + _SCALE: (columns,), name + _DIVISOR: (rows,)}
-        sizes |= {name + _SCALE: (rows, 1)} if name == "words" else scaled
+        height, width = matrices[name]
+        scaled = {name + _SCALE: (width,), name + _DIVISOR: (height,)}
+        sizes |= {name + _SCALE: (height, 1)} if name == "words" else scaled
     sizes |= matrices
     if strange := sizes.keys() ^ arrays.keys():
         raise InputError(f"model.safetensors: {show(min(strange))} is missing, or should not be there")
@@ -174,20 +172,22 @@ def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
 
     def normed(x: str, skip: str, name: str, to: str) -> str:
         inputs = [x, skip, constant(f"{name}.weight"), constant(f"{name}.bias")]
-        return made.node("SkipLayerNormalization", inputs, to, domain=MICROSOFT, epsilon=shape.epsilon)
+        return made.node("SkipLayerNormalization", inputs, to, domain=MICROSOFT, epsilon=shape.layer_norm_eps)
 
     def state(n: int) -> str:
-        return "last" if n == shape.layers else "inner" if n == shape.read_at else f"{n}.state"
+        return "last" if n == shape.num_hidden_layers else "inner" if n == shape.read_at else f"{n}.state"
 
     length = made.node("Shape", ["words"], "length", start=1, end=2)
     zero = made.constant("zero", np.zeros(1, dtype=np.int64))
     places = made.node("Slice", [constant("positions"), zero, length, zero], "places")
     x = normed("words", made.node("Unsqueeze", [places, zero], "places.one"), "start", state(0))
-    for n in range(shape.layers):
+    for n in range(shape.num_hidden_layers):
         reads = linear(x, f"{n}.reads")
         parts = [f"{n}.query", f"{n}.key", f"{n}.value"]
         made.node("Split", [reads], *parts, axis=-1, num_outputs=3)
-        mixed = made.node("MultiHeadAttention", parts, f"{n}.heads", domain=MICROSOFT, num_heads=shape.heads)
+        mixed = made.node(
+            "MultiHeadAttention", parts, f"{n}.heads", domain=MICROSOFT, num_heads=shape.num_attention_heads
+        )
         x = normed(linear(mixed, f"{n}.mixes"), x, f"{n}.mixed", f"{n}.middle")
         wide = made.node("Gelu", [linear(x, f"{n}.widens")], f"{n}.wide")
         x = normed(linear(wide, f"{n}.narrows"), x, f"{n}.done", state(n + 1))
@@ -204,7 +204,7 @@ def looked_up(arrays: Arrays, ids: Sequence[int]) -> NDArray[np.float32]:
 
 def matrices(shape: Shape) -> list[str]:
     """The matrices that vectors are multiplied with."""
-    return [f"{n}.{name}" for n in range(shape.layers) for name in ("reads", "mixes", "widens", "narrows")]
+    return [name for name, _, size in _parts(shape) if len(size) > 1]
 
 
 def smaller(shape: Shape, arrays: Arrays, largest: Callable[[str], NDArray[np.float32]]) -> dict[str, NDArray[Any]]:

@@ -71,8 +71,8 @@ class OnnxBackbone:
             self._settings = read_json(folder / "tokenizer_config.json", ())
             self._tokenizer_json = (folder / "tokenizer.json").read_text(encoding="utf-8")
             limit = self._settings.get("model_max_length", max_length)
-            self.max_length = int(min(max_length, self._shape.positions, limit))
-            self.dim = self._shape.width
+            self.max_length = int(min(max_length, self._shape.max_position_embeddings, limit))
+            self.dim = self._shape.hidden_size
             self.embed(["?"])
 
     def __getstate__(self) -> dict[str, Any]:
@@ -147,7 +147,7 @@ class OnnxBackbone:
 
     def _save(self, folder: Path) -> str:
         tokenizer = json.loads(self._tokenizer_json) | {"padding": None, "truncation": None}
-        check_tokenizer(tokenizer, self._shape.vocabulary)
+        check_tokenizer(tokenizer, self._shape.vocab_size)
         folder.mkdir()
         arrays = self._arrays if self.small else bert.spread(self._shape, self._arrays)
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
@@ -163,7 +163,7 @@ class OnnxBackbone:
         names = bert.matrices(self._shape)
         session = _session(bert.graph(self._shape, self._arrays, watched=names))
         tokenizer, special = self._tokenizer
-        known = np.array([token for token in range(self._shape.vocabulary) if token not in special])
+        known = np.array([token for token in range(self._shape.vocab_size) if token not in special])
         rng, start = np.random.default_rng(0), tokenizer.encode("").ids
         largest: dict[str, NDArray[np.float32]] = {}
         for _ in range(_SALAD):
