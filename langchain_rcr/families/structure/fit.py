@@ -9,15 +9,15 @@ In closed form, before any gradient descent on the policy:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import cues
 from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
@@ -40,21 +40,6 @@ _HAS = 0.5
 read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class LeftOut:
-    """What would have been predicted for M landmarks in one way of holding out, each without its fold.
-
-    Args:
-        fold: (M,) the fold of each; −1: it is in none.
-        raw: (M, D) likelihoods by the kernel.
-        local: (M, C) likelihoods by the phrases.
-    """
-
-    fold: _Ints
-    raw: _Floats
-    local: _Floats
 
 
 def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
@@ -112,57 +97,38 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     dual, mean = (encoder.tensors()[name].astype(np.float64) for name in ("dual", "mean"))
     inverse = encoder.landmarks.inverse()
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
-    bags, count = encoder.landmarks.bags, len(encoder.speaks) - 1
-    present = cues.incidence(bags, encoder.phrases, count)
-    left_out = _left_out(encoder, targets, inverse, dual, present, folds, set(ways[rows].tolist()))
+    small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
+    present = cues.incidence(encoder.landmarks.bags, encoder.phrases, len(encoder.speaks) - 1)
+    numbers = folds.of_hashes(encoder.learnt[: len(dual)].tolist())
+
+    @cache
+    def by_phrases(way: int) -> _Floats:
+        """(M, C) likelihoods for the landmarks, by phrases that were refitted without each fold."""
+        likely, fold = np.zeros(small.shape, dtype=np.float32), _numbered(numbers[:, way])
+        for number in track(range(fold.max() + 1), "leaving out each fold"):
+            mine, others = (np.flatnonzero(held) for held in (fold == number, fold != number))
+            weights = cues.fit(present.select(others), small[others])
+            likely[mine] = cues.likelihoods(present.select(mine), weights)
+        return likely
+
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     local = features.local.copy()
-    for number, way in left_out.items():
-        mine = rows[(ways[rows] == number) & (way.fold[landmark[rows]] >= 0)]
-        at = landmark[mine]
-        raw[mine], local[mine] = way.raw[at], way.local[at]
+    for way in np.unique(ways[rows]).tolist():
+        fold = _numbered(numbers[:, way])
+        if fold.max() < 1:
+            continue
+        mine = rows[(ways[rows] == way) & (fold[landmark[rows]] >= 0)]
+        raw[mine] = without_folds(inverse, dual, targets, fold)[landmark[mine]]
+        # Phrases, which can't learn that structures exclude each other, are refitted without folds of programs.
+        local[mine] = by_phrases(PROGRAM if way == CLUSTER else way)[landmark[mine]]
     return replace(features, local=local, raw=raw)
 
 
-def _left_out(
-    encoder: NumpyNeedEncoder,
-    targets: _Floats,
-    inverse: NDArray[np.float64],
-    dual: NDArray[np.float64],
-    present: SparseRows,
-    folds: Folds,
-    ways: Collection[int],
-) -> dict[int, LeftOut]:
-    """Predictions for the landmarks in these ways of holding out.
-
-    Phrases, which can't learn that structures exclude each other, are refitted without folds of programs for clusters.
-    """
-    small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
-    numbers = folds.of_hashes(encoder.learnt[: len(dual)].tolist())
-    local: dict[int, _Floats] = {}
-    left_out: dict[int, LeftOut] = {}
-    for way in sorted(ways):
-        fold, count = _numbered(numbers[:, way])
-        if count < 2:
-            continue
-        by = PROGRAM if way == CLUSTER else way
-        if by not in local:
-            local[by] = np.zeros(small.shape, dtype=np.float32)
-            without, folds_of_phrases = _numbered(numbers[:, by])
-            for number in track(range(folds_of_phrases), "leaving out each fold"):
-                mine, others = (np.flatnonzero(held) for held in (without == number, without != number))
-                weights = cues.fit(present.select(others), small[others])
-                local[by][mine] = cues.likelihoods(present.select(mine), weights)
-        raw = without_folds(inverse, dual, targets, fold)
-        left_out[way] = LeftOut(fold, raw, local[by])
-    return left_out
-
-
-def _numbered(folds: _Ints) -> tuple[_Ints, int]:
-    """The folds that there are, from 0 without gaps; −1 stays; and how many."""
+def _numbered(folds: _Ints) -> _Ints:
+    """The folds that there are, from 0 without gaps; −1 stays."""
     numbered = np.full(len(folds), -1)
     numbered[folds >= 0] = np.unique(folds[folds >= 0], return_inverse=True)[1]
-    return numbered, int(numbered.max(initial=-1)) + 1
+    return numbered
 
 
 def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints) -> _Floats:
