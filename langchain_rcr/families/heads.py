@@ -79,7 +79,7 @@ class NumpyLinearEncoder(BaseEncoder):
         self.dim = dim or width
         if not self.dim:
             raise InputError("dim: must be given where there is no frozen text encoder")
-        normal = _zeros if seed is None else self._normal(seed)
+        normal = self._normal(seed) if seed is not None else lambda *shape: np.zeros(shape, dtype=np.float32)
         if width:
             start = normal(self.dim, width) / self.dim**0.5 if self.dim != width else np.eye(width, dtype=np.float32)
             self.keep("head.weight", init * start, trained=True)
@@ -121,7 +121,3 @@ class NumpyLinearEncoder(BaseEncoder):
         """See `BaseEncoder.reads`."""
         role = self.queries and self.backbone is not None and not self.backbone.symmetric
         return (id(self.backbone), role, None if self.vocabulary is None else self.vocabulary.digest)
-
-
-def _zeros(*shape: int) -> NDArray[np.float32]:
-    return np.zeros(shape, dtype=np.float32)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.heads import Normal, NumpyLinearEncoder
@@ -15,9 +13,4 @@ class LinearEncoder(NumpyLinearEncoder, Encoder):
 
     def _normal(self, seed: int) -> Normal:
         generator = torch.Generator().manual_seed(seed)
-
-        def normal(*shape: int) -> NDArray[np.float32]:
-            drawn: NDArray[np.float32] = torch.randn(*shape, generator=generator).numpy()
-            return drawn
-
-        return normal
+        return lambda *shape: torch.randn(*shape, generator=generator).numpy()
