@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoding import Backbone
-from langchain_rcr.families.model_files import INSIDE, Read, unit
+from langchain_rcr.families.model_files import INSIDE, LocalBackbone, Read, unit
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.families.static import PREFIX as STATIC
 from langchain_rcr.families.static import StaticBackbone
@@ -37,10 +38,8 @@ Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
 
 
-class TransformerBackbone:
+class TransformerBackbone(LocalBackbone):
     """A frozen transformer; for the arguments see `PooledTransformer`."""
-
-    symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
         from langchain_rcr.families.pooled import TransformerEncoder
@@ -51,28 +50,19 @@ class TransformerBackbone:
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim = encoder.dim
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         """For pickling: a model that comes with an installed package is opened again."""
         text = self._encoder.text
         if not text.base.startswith("package:"):
-            return self.__dict__
-        return {"base": text.base, "pooling": text.pooling, "max_length": text.max_length}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "base" in state:
-            TransformerBackbone.__init__(self, **state)
-        else:
-            self.__dict__.update(state)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> TransformerBackbone:
-        return self  # nothing changes it
+            return super().__reduce__()
+        return partial(TransformerBackbone, pooling=text.pooling, max_length=text.max_length), (text.base,)
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """See `Backbone.embed`."""
         return self._encoder.encode([Item(text) for text in texts])
 
     def read(self, texts: Sequence[str]) -> Read:
-        """What `embed` returns and, from the same pass, the vectors (T, d) of each text's tokens in context."""
+        """See `LocalBackbone.read`: tokens in context."""
         vectors, tokens = self._encoder.text.read(texts)
         return unit(vectors), tokens
 
@@ -143,7 +133,7 @@ class RememberingBackbone:
         self._tokens: dict[str, NDArray[np.float32]] = {}
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
         self.read = None if getattr(backbone, "read", None) is None else self._read
-        """`TransformerBackbone.read` with the cache; None if the inner backbone has no token vectors."""
+        """`LocalBackbone.read` with the cache; None if the inner backbone has no token vectors."""
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """See `Backbone.embed`."""

@@ -1,11 +1,15 @@
-"""The folder of a pretrained model: where it is, and what its tokenizer's settings say. Loads no torch."""
+"""What frozen text encoders share: where a pretrained model's folder is, and what its tokenizer's settings say.
+
+Loads no torch.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +26,24 @@ MAX_CHARACTERS = 64
 """A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
 LIMITS = ("model_max_length", "truncation_side")
 """Settings of a tokenizer that are saved, beside its special tokens."""
+
+
+class LocalBackbone(ABC):
+    """A `Backbone` that runs in this process: it reads queries as pool entries, and nothing changes it."""
+
+    symmetric = True
+    dim: int
+
+    @abstractmethod
+    def read(self, texts: Sequence[str]) -> Read:
+        """Unit vectors (N, d) of texts, zeros for one without tokens, and the vectors (T, d) of each one's tokens."""
+
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+        """See `Backbone.embed`."""
+        return self.read(texts)[0]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self
 
 
 def model_folder(base: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from langchain_rcr.families import bert
 from langchain_rcr.families.model_files import (
     INSIDE,
     LIMITS,
+    LocalBackbone,
     Pooling,
     Read,
     model_folder,
@@ -35,7 +36,7 @@ _SALAD, _WORDS = 64, 16
 """Texts, of words at random, and the words of each, by which the numbers' ranges are seen before they become int8."""
 
 
-class OnnxBackbone:
+class OnnxBackbone(LocalBackbone):
     """A frozen BERT, as `TransformerBackbone` is; each text is read by itself, so that its vectors are always the same.
 
     Args:
@@ -48,8 +49,6 @@ class OnnxBackbone:
         InputError: the model can't be read.
         MissingExtraError: onnxruntime is not installed.
     """
-
-    symmetric = True
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
         require("onnxruntime", "onnx")
@@ -75,20 +74,12 @@ class OnnxBackbone:
             self.dim = self._shape.hidden_size
             self.embed(["?"])
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __reduce__(self) -> Any:
         """For pickling: a model that comes with an installed package is opened again, and what runs always."""
         if self.base.startswith("package:"):
-            return {"base": self.base, "pooling": self.pooling, "max_length": self._length}
-        return {name: value for name, value in self.__dict__.items() if name not in ("_session", "_tokenizer")}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_arrays" not in state:
-            OnnxBackbone.__init__(self, **state)
-        else:
-            self.__dict__.update(state)
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> OnnxBackbone:
-        return self  # nothing changes it
+            return partial(OnnxBackbone, pooling=self.pooling, max_length=self._length), (self.base,)
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_session", "_tokenizer")}
+        return object.__new__, (OnnxBackbone,), kept
 
     @cached_property
     def _session(self) -> Any:
@@ -106,12 +97,8 @@ class OnnxBackbone:
         ids = {name: tokenizer.token_to_id(token) for name, token in named.items()}
         return tokenizer, frozenset(ids.values()) - {ids.get("unk_token"), None}
 
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """See `Backbone.embed`."""
-        return self.read(texts)[0]
-
     def read(self, texts: Sequence[str]) -> Read:
-        """See `TransformerBackbone.read`."""
+        """See `LocalBackbone.read`: tokens in context."""
         tokenizer, special = self._tokenizer
         pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens: list[NDArray[np.float32]] = []

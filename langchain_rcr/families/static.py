@@ -20,7 +20,7 @@ from tokenizers import Tokenizer
 
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.model_files import Read, model_folder, token_ids, unit
+from langchain_rcr.families.model_files import LocalBackbone, Read, model_folder, token_ids, unit
 from langchain_rcr.families.untrusted import check_tokenizer, refusing
 
 PREFIX = "static:"
@@ -33,7 +33,7 @@ _MATRICES = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.we
 """How the names of transformers' input embeddings end."""
 
 
-class StaticBackbone:
+class StaticBackbone(LocalBackbone):
     """Frozen token vectors and the tokenizer that they belong to.
 
     Args:
@@ -41,8 +41,6 @@ class StaticBackbone:
         tokenizer: the text of a tokenizer.json.
         max_length: tokens that are read of a text.
     """
-
-    symmetric = True
 
     def __init__(self, tokens: NDArray[np.float16], tokenizer: str, *, max_length: int = 256) -> None:
         self._tokens, self._text, self._max_length, self.dim = tokens, tokenizer, max_length, tokens.shape[1]
@@ -75,15 +73,8 @@ class StaticBackbone:
             check_tokenizer(value, len(matrix))
         return cls(_principal(matrix).astype(np.float16), json.dumps(value, ensure_ascii=False), max_length=max_length)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StaticBackbone:
-        return self  # nothing changes it
-
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
-        """See `Backbone.embed`."""
-        return self.read(texts)[0]
-
     def read(self, texts: Sequence[str]) -> Read:
-        """Unit vectors (N, d) of texts, zeros for one without tokens, and the vectors (T, d) of each one's tokens."""
+        """See `LocalBackbone.read`."""
         found = token_ids(self._tokenizer, texts, self._max_length, special=False)
         ids = [np.array(each, dtype=np.int64) for each in found]
         tokens = [self._tokens[each].astype(np.float32) for each in ids]
@@ -106,16 +97,10 @@ class StaticBackbone:
         inside = folder / "backbone"
         with refusing(f"{inside} can't be used", CheckpointError):
             tokens = load_file(inside / "model.safetensors")["tokens"]
-            if tokens.ndim != 2 or tokens.dtype != np.float16 or not _finite(tokens):
+            if tokens.ndim != 2 or tokens.dtype != np.float16 or not np.isfinite(tokens).all():
                 raise InputError("its token vectors are no matrix of finite numbers in half precision")
             check_tokenizer(read_json(inside / "tokenizer.json", ("model",)), len(tokens))
             return cls(tokens, (inside / "tokenizer.json").read_text(encoding="utf-8"), max_length=max_length)
-
-
-def _finite(numbers: NDArray[np.float16]) -> bool:
-    """Whether all are finite: by the bits of their exponents, which NumPy reads much faster than the numbers."""
-    infinite = 0x7C00
-    return not numbers.size or bool((np.ascontiguousarray(numbers).view(np.uint16) & infinite).max() < infinite)
 
 
 def _file(folder: str, name: str) -> Path:
