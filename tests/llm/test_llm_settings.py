@@ -28,7 +28,7 @@ def backend(**settings: Any) -> tuple[Client, Any]:
     with open_llm(LLMSettings(**{"model": "m", "base_url": "http://127.0.0.1:1/v1", **settings}), None) as llm:
         found = llm._client
         assert isinstance(found, Client)
-        return found, found._model
+        return found, found.model
 
 
 @pytest.mark.slow
@@ -84,27 +84,26 @@ def test_a_body_may_say_again_that_a_call_is_for_one_answer() -> None:
 def test_a_local_server_needs_no_key_and_gets_max_tokens() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, max_tokens=7)
-        assert model.openai_api_key.get_secret_value() == "none"
-    assert model.max_tokens is None
-    assert model.extra_body == {"max_tokens": 7}
+        assert model._http.headers["Authorization"] == "Bearer none"
+        assert model._sent == {"model": "m", "max_tokens": 7, "temperature": 0.0}
 
 
 @pytest.mark.slow
 def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "sk-mine")
     found, model = backend(kind="chat", base_url=None, api_key_env="MINE", max_tokens=7)
-    assert model._default_params["max_completion_tokens"] == 7
-    assert model.openai_api_key.get_secret_value() == "sk-mine"
+    assert model._sent == {"model": "m", "max_completion_tokens": 7, "temperature": 0.0}
+    assert model._url == "https://api.openai.com/v1/chat/completions"
+    assert model._http.headers["Authorization"] == "Bearer sk-mine"
     assert found.longest == 7
-    assert "api.openai.com" in found.diagnose.who
+    assert "api.openai.com" in model.place
 
 
 @pytest.mark.slow
-def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
+def test_a_timeout_is_always_set_and_redirects_are_off() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, timeout=9)
-        client = getattr(model, "root_async_client", None) or model.async_client._completions._client
-        assert (client.max_retries, client.timeout, model.cache) == (0, 9, False)
+        assert (model._http.timeout.read, model._http.timeout.connect, model._http.follow_redirects) == (9, 9, False)
     assert LLMSettings(model="m").timeout == 60
 
 
@@ -121,8 +120,8 @@ def test_stop_and_instruction_depend_on_the_kind() -> None:
 
 def test_passwords_in_an_address_stay_out_of_messages() -> None:
     found, _ = backend(base_url="http://user:hunter2@127.0.0.1:1/v1")
-    assert "hunter2" not in found.diagnose.who
-    assert "127.0.0.1:1/v1" in found.diagnose.who
+    assert "hunter2" not in found.model.place
+    assert "127.0.0.1:1/v1" in found.model.place
 
 
 def test_prices_and_budget_are_the_settings(tmp_path: Path) -> None:
