@@ -162,7 +162,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         query = query_of(input_variables, self.input_keys, self.source_keys)
         options = self.options_for(input_variables)
         drafts = None if draft is None else {query: draft}
-        (found,) = await self._select([query], None, drafts, options, documents=False, is_async=is_async)
+        (found,) = await self._select(False, is_async, [query], drafts=drafts, **options)
         return [self._shown(pick) for pick in found.picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
@@ -185,44 +185,30 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     # ------------------------------------------------------------------ the retriever
 
     def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: CallbackManagerForRetrieverRun,
-        draft: str | None = None,
-        drafts: Mapping[str, str] | None = None,
-        **overrides: Any,
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
         """The picks as documents.
 
         Args:
             query: the question.
             run_manager: LangChain's.
-            draft: a program that the question may have, such as a model's first answer: its structures count as likely
-                needed. One that doesn't parse changes nothing.
-            drafts: `batch`'s, which configured retrievers pass on to `invoke`.
-            **overrides: `k` and `beam_width`, each in place of the field; `filter`, which must hold beside the field;
-                `within`, the value of `group`, or of the preferred field.
+            **options: `k` and `beam_width`, each in place of the field; `filter`, which must hold beside the field;
+                `within`, the value of `group`, or of the preferred field; `draft`, a program that the question may
+                have, such as a model's first answer: its structures count as likely needed, and one that doesn't parse
+                changes nothing; `drafts` of `batch`, which configured retrievers pass on to `invoke`.
 
         Returns:
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        (picks,) = self.store.now.select([query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)])
+        (picks,) = self.store.now.select(*self._question(query, **options))
         return self._documents(self._ordered(picks))
 
     async def _aget_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: AsyncCallbackManagerForRetrieverRun,
-        draft: str | None = None,
-        drafts: Mapping[str, str] | None = None,
-        **overrides: Any,
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        drafted = [_draft_of(query, draft, drafts)]
-        (picks,) = await self.store.now.aselect([query], *self._options(True, **overrides), drafted)
+        (picks,) = await self.store.now.aselect(*self._question(query, **options))
         return self._documents(self._ordered(picks))
 
     def batch(
@@ -239,32 +225,27 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
         and the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
-        found = InThisThread().run(self._select(inputs, config, drafts, kwargs, return_exceptions))
+        options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
+        found = InThisThread().run(self._select(True, False, inputs, config, **options))
         return [getattr(one, "documents", one) for one in found]
 
     async def abatch(
-        self,
-        inputs: list[str],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        *,
-        return_exceptions: bool = False,
-        drafts: Mapping[str, str] | None = None,
-        **kwargs: Any,
+        self, inputs: list[str], config: RunnableConfig | list[RunnableConfig] | None = None, **options: Any
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        found = await self._select(inputs, config, drafts, kwargs, return_exceptions, is_async=True)
+        found = await self._select(True, True, inputs, config, **options)
         return [getattr(one, "documents", one) for one in found]
 
     async def _select(
         self,
+        documents: bool,
+        is_async: bool,
         queries: Sequence[str],
-        config: RunnableConfig | list[RunnableConfig] | None,
-        drafts: Mapping[str, str] | None,
-        overrides: Mapping[str, Any],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        /,
+        drafts: Mapping[str, str] | None = None,
         return_exceptions: bool = False,
-        *,
-        documents: bool = True,
-        is_async: bool = False,
+        **overrides: Any,
     ) -> list[Any]:
         """For each question its `Selection`, or its exception; unless `is_async`, nothing here waits.
 
@@ -360,6 +341,12 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return params
 
     # ------------------------------------------------------------------ helpers
+
+    def _question(
+        self, query: str, /, draft: str | None = None, drafts: Mapping[str, str] | None = None, **overrides: Any
+    ) -> tuple[list[str], Options, Filter | None, list[str | None]]:
+        """What the store is asked for one question."""
+        return [query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)]
 
     def _options(
         self,
