@@ -144,9 +144,9 @@ def own_time(connection: sqlite3.Connection, sql: str) -> tuple[float, float] | 
     return time.perf_counter() - begun, time.thread_time() - cpu
 
 
-def cpu_time(opened: Any) -> float:
+def cpu_time(database: Any) -> float:
     """Seconds of CPU time that this thread and a database's process have had; without Linux, of this thread alone."""
-    process = next(iter(opened.database._idle), None)
+    process = next(iter(database._idle), None)
     where = Path(f"/proc/{process._process.pid}/schedstat") if process is not None else None
     worker = int(where.read_text().split()[0]) / 1e9 if where is not None and where.exists() else 0.0
     return time.thread_time() + worker
@@ -162,7 +162,7 @@ def measured(databases: Path, queries: Sequence[tuple[str, str, str]]) -> list[d
         for number, (name, kind, sql) in enumerate(queries):
             taken, owns, rows = [], [], None
             run("SELECT 1", {"db_id": name})  # starts the process
-            database = run._opened[run.path({"db_id": name})]
+            database = run._idle[run.path({"db_id": name})]
             with closing(opened(databases, name)) as connection:
                 for _ in range(TIMES):
                     begun, cpu = time.perf_counter(), cpu_time(database)

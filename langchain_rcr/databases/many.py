@@ -7,7 +7,6 @@ import string
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,6 @@ LAYOUT = "{db_id}/{db_id}.sqlite"
 """Where a folder has the file of a database: as Spider is laid out."""
 _NAME = re.compile(r"\w[\w.\- ]{0,199}")
 """What a field may hold: a name that leads to no other folder."""
-
-
-@dataclass(slots=True)
-class _Opened:
-    """A database; the lock is held while its only process runs a query."""
-
-    lock: threading.Lock = field(default_factory=threading.Lock)
-    database: Database | None = None
-    users: int = 0  # threads that run a query, or wait to
 
 
 class Databases:
@@ -49,11 +39,14 @@ class Databases:
         if postgres:
             raise InputError("a template or a folder names SQLite files; of PostgreSQL give one database")
         check_limits(max_databases=max_databases, **limits)
-        self._template = f"{_escaped(place)}/{LAYOUT}" if Path(place).is_dir() else place
+        if Path(place).is_dir():
+            place = f"{place.replace('{', '{{').replace('}', '}}')}/{LAYOUT}"
+        self._template = place
         self.names = _names(self._template)
         self._limits = {**limits, "max_processes": 1}
         self._most = max_databases
-        self._opened: OrderedDict[str, _Opened] = OrderedDict()  # the least recently used first
+        self._busy: set[str] = set()
+        self._idle: OrderedDict[str, Database] = OrderedDict()  # the least recently used first
         self._changed = threading.Condition()
 
     def path(self, fields: Mapping[str, Any]) -> str:
@@ -72,36 +65,27 @@ class Databases:
 
     def run(self, program: str, path: str) -> list[tuple[Any, ...]]:
         """The rows of a query on a file; for errors see `__call__`."""
-        opened = self._taken(path)
+        with self._changed:
+            self._changed.wait_for(lambda: path not in self._busy and len(self._busy) < self._most)
+            database = self._idle.pop(path, None)
+            self._busy.add(path)
+            if len(self._busy) + len(self._idle) > self._most:
+                self._idle.popitem(last=False)[1].close()
         try:
-            with opened.lock:
-                if opened.database is None:
-                    opened.database = Database(path, **self._limits)
-                return opened.database(program)
+            database = database or Database(path, **self._limits)
+            return database(program)
         finally:
             with self._changed:
-                opened.users -= 1
-                self._changed.notify()
-
-    def _taken(self, path: str) -> _Opened:
-        """The database of a path, which isn't closed while it has users."""
-        with self._changed:
-            while path not in self._opened and len(self._opened) >= self._most:
-                idle = next((each for each, opened in self._opened.items() if not opened.users), None)
-                if idle is None:
-                    self._changed.wait()
-                else:
-                    _close(self._opened.pop(idle))
-            opened = self._opened.setdefault(path, _Opened())
-            self._opened.move_to_end(path)
-            opened.users += 1
-            return opened
+                self._busy.remove(path)
+                if database is not None:
+                    self._idle[path] = database
+                self._changed.notify_all()
 
     def close(self) -> None:
         """End the processes that run no query; so does the end of this object. The next query starts one again."""
         with self._changed:
-            for path in [path for path, opened in self._opened.items() if not opened.users]:
-                _close(self._opened.pop(path))
+            while self._idle:
+                self._idle.popitem()[1].close()
 
     def __enter__(self) -> Databases:
         return self
@@ -116,11 +100,6 @@ def are_many(database: str | Path) -> bool:
     return Path(place).is_dir() or (not postgres and "{" in place and not Path(place).is_file())
 
 
-def _close(opened: _Opened) -> None:
-    if opened.database is not None:
-        opened.database.close()
-
-
 def _names(template: str) -> tuple[str, ...]:
     try:
         found = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
@@ -129,7 +108,3 @@ def _names(template: str) -> tuple[str, ...]:
     if not found or any(not name.isidentifier() or form or conversion for name, form, conversion in found):  # type: ignore[union-attr]
         raise InputError(f"the database {template} is no template: it takes plain names, as in {LAYOUT}")
     return tuple(dict.fromkeys(str(name) for name, *_ in found))
-
-
-def _escaped(text: str) -> str:
-    return text.replace("{", "{{").replace("}", "}}")

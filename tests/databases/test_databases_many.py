@@ -1,7 +1,7 @@
 """Many databases: which file a question's fields name, how many are open at a time, and what its users see of it."""
 
 import sqlite3
-import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -78,8 +78,8 @@ def test_the_least_recently_used_is_closed_for_another(folder):
         processes = {}
         for name in "abacab":
             assert run(f"SELECT count(*) FROM t_{name}", {"db_id": name})
-            assert len(run._opened) <= 2
-            [process] = run._opened[run.path({"db_id": name})].database._idle
+            assert len(run._idle) <= 2
+            [process] = run._idle[run.path({"db_id": name})]._idle
             processes.setdefault(name, []).append(process)
         assert processes["a"][0] is processes["a"][1] is processes["a"][2]  # c took b's place, and b took c's
         assert processes["b"][0] is not processes["b"][1]
@@ -87,24 +87,31 @@ def test_the_least_recently_used_is_closed_for_another(folder):
     assert not processes["a"][0].is_alive()
 
 
-def test_many_threads_share_few_databases(folder):
-    busy, most, lock = 0, 0, threading.Lock()
+def test_many_threads_share_few_databases(folder, monkeypatch):
+    opened, asking, together = set(), Counter(), []
+    close, call = Database.close, Database.__call__
+
+    def asked(database, program):
+        opened.add(database)
+        asking[database] += 1
+        together.append((len(opened), asking[database]))
+        try:
+            return call(database, program)
+        finally:
+            asking[database] -= 1
+
+    monkeypatch.setattr(Database, "__call__", asked)
+    monkeypatch.setattr(Database, "close", lambda database: opened.discard(database) or close(database))
     with Databases(folder, max_databases=2, timeout_s=60.0) as run:
 
         def ask(number):
-            nonlocal busy, most
             name = "abcde"[number % 5]
-            opened = run._taken(run.path({"db_id": name}))
-            with lock:
-                busy, most = len(run._opened), max(most, len(run._opened))
-            with run._changed:
-                opened.users -= 1
-                run._changed.notify()
             return run(f"SELECT count(*) FROM t_{name}", {"db_id": name})
 
         with ThreadPoolExecutor(6) as pool:
             assert list(pool.map(ask, range(40))) == [[(number % 5 + 1,)] for number in range(40)]
-    assert most == 2
+    assert max(together)[0] == 2  # databases at a time
+    assert {queries for _, queries in together} == {1}  # on one of them
 
 
 def test_limits_are_those_of_each(folder):
