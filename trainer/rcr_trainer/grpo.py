@@ -33,9 +33,8 @@ from langchain_rcr.families.base import PARTS
 from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
-from rcr_trainer.training.closing import closing_lines, describe_changes
-from rcr_trainer.training.development import Development
-from rcr_trainer.training.environment import Environment, Tally
+from rcr_trainer.training.closing import closing_lines
+from rcr_trainer.training.environment import Development, Environment, Tally
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
 from rcr_trainer.training.rollout import Sequences
@@ -80,7 +79,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """
     stage = _GRPO(job, environment, config)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
-    logger.info("moved: %s", describe_changes(environment.before, job.model))
+    logger.info("moved: %s", environment.changes())
     for line in closing_lines(result, stage.runner.best_by):
         logger.info("%s", line)
     return result

@@ -35,7 +35,7 @@ from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
-from rcr_trainer.training.development import Development, greedy_picks
+from rcr_trainer.training.environment import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.registry import LOSSES, SFTSettings
 from rcr_trainer.training.rollout import states

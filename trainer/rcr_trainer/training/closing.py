@@ -1,12 +1,10 @@
-"""The lines that close GRPO's log: what its figures come to, and what it has changed."""
+"""The lines that close GRPO's log: what its figures come to, and which weights are kept."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
-from langchain_rcr.families.base import PARTS
-from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.training.state import Result
 
 _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
@@ -52,15 +50,3 @@ def closing_lines(result: Result, best_by: str) -> Iterator[str]:
         yield f"kept: SFT's own weights, as no later {best_by} was better than theirs, {scores[0]:.4g}"
     else:
         yield f"kept: the weights after batch {result.best_round} ({best_by} {scores[0]:.4g} → {result.best_score:.4g})"
-
-
-def scalars_of(model: TriEncoder) -> dict[str, float]:
-    """Those of the encoders' numbers that have a name of their own."""
-    return {name: value for part in PARTS for name, value in getattr(model, part).logged().items()}
-
-
-def describe_changes(before: Mapping[str, float], model: TriEncoder) -> str:
-    """How the numbers with a name of their own differ from earlier ones."""
-    now = scalars_of(model)
-    changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in before.items() if now[name] != was]
-    return ", ".join(changes) or "nothing"

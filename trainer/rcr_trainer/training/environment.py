@@ -1,22 +1,28 @@
-"""What the race and GRPO act in: training questions seen as questions to come, and what picks earn on them."""
+"""Questions as those to come: which judge a policy as it trains, on which it acts, and what its picks earn there."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.items import readable
+from langchain_rcr.families.base import PARTS
+from langchain_rcr.families.encoder import Features
+from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.prompt import Request, arranged
+from langchain_rcr.policy.selection import greedy
+from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example
-from rcr_trainer.data.held_out import HeldOut, share_held_out
+from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import Reward, RewardError, check_reward, score
-from rcr_trainer.training.closing import scalars_of
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
-from rcr_trainer.training.supervision import IntArray, check_pool_size
+from rcr_trainer.training.supervision import IntArray, Supervision, check_pool_size
 
 FloatArray = NDArray[np.float64]
 
@@ -27,6 +33,41 @@ _PATIENCE = 64
 """Answers in a row that a reward may leave without a score before no more are paid for."""
 
 
+def greedy_picks(
+    job: Job, features: Features, forbidden: Sequence[IntArray], rows: IntArray, pool: PoolVectors, k: int
+) -> IntArray:
+    """(n, k) picks of the policy as it is for n of the queries (`rows`); each process computes a share."""
+    mine = rows[job.processes.part(len(rows))]
+    picks = np.empty((0, k), dtype=np.int64)
+    if len(mine):
+        vectors, barred = job.model.query.vectors(features.select(mine)), [forbidden[row] for row in mine]
+        picks = greedy(vectors, pool, job.model.state(), k, exclude=barred).positions
+    return job.processes.gather(picks, len(rows))
+
+
+class Development:
+    """The development queries whose programs parse; those taken out of training are seen as held out."""
+
+    def __init__(self, job: Job, held_out: HeldOut) -> None:
+        self.job, self.held_out = job, held_out
+        self.queries = [query for query in job.dev if job.spec.structures(query.target)]
+        self.are_training = taken_from(job.dev, job.pool)
+        own = held_out.barred(self.queries) if self.are_training else own_positions(self.queries, job.pool, job.spec)
+        self.supervision = Supervision(self.queries, job.pool, job.spec, own, reachable=True)
+
+    @cached_property
+    def features(self) -> Features:
+        """Computed when they are first needed: after a closed-form fit."""
+        if self.are_training:
+            return self.held_out.features(self.job.model, self.queries)
+        return self.job.model.query.featurize(readable(query.item.asked for query in self.queries))
+
+    def picks(self, pool: PoolVectors, k: int) -> IntArray:
+        """(Q, k) greedy picks, see `greedy_picks`."""
+        rows = np.arange(len(self.queries))
+        return greedy_picks(self.job, self.features, self.supervision.forbidden, rows, pool, k)
+
+
 class Environment:
     """Training questions, what each may not get, and what picks earn.
 
@@ -34,7 +75,6 @@ class Environment:
         queries: the Q training queries whose gold program the reward can score.
         barred: for each the pool positions that it may not get.
         features: of the queries, as E_x would see them without having been fitted to their programs.
-        before: the model's numbers that have a name, as they are now.
 
     Raises:
         ConfigError: the reward fails its test, or needs a language model and there is none.
@@ -47,7 +87,7 @@ class Environment:
             raise ConfigError(
                 f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
             )
-        self.reward, self.llm, self.before = reward, llm, scalars_of(job.model)
+        self.reward, self.llm, self._before = reward, llm, _scalars(job.model)
         self._model, self._pool = job.model.eval(), job.pool
         job.processes.broadcast(job.model)
         scorable = job.processes.sum(check_reward(reward, job.queries).astype(np.int64)) == job.processes.size
@@ -99,6 +139,12 @@ class Environment:
             return 0.0
         return float(np.mean([*map(self.llm.about_tokens, self._prompts(self.llm, queries, self._contexts(picks)))]))
 
+    def changes(self) -> str:
+        """How the model's numbers that have a name of their own differ from those it began with."""
+        now = _scalars(self._model)
+        changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in self._before.items() if now[name] != was]
+        return ", ".join(changes) or "nothing"
+
     def _contexts(self, picks: IntArray) -> list[list[Example]]:
         order = self._model.config.order
         return [arranged([self._pool[position] for position in row], order) for row in picks.tolist()]
@@ -107,3 +153,7 @@ class Environment:
     def _prompts(llm: LanguageModel, queries: Sequence[Example], contexts: list[list[Example]]) -> list[Request]:
         asked = zip(contexts, queries, strict=True)
         return [llm.prompt.request([e.item for e in shown], query.source, query.fields) for shown, query in asked]
+
+
+def _scalars(model: TriEncoder) -> dict[str, float]:
+    return {name: value for part in PARTS for name, value in getattr(model, part).logged().items()}
