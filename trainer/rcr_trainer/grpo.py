@@ -138,13 +138,11 @@ class _GRPO:
         share, shape = self.processes.part(len(rows)), (len(rows), config.group_size, self.actor.k)
         rng = np.random.default_rng([self.job.seed, epoch, batch + 1])
         rollout = self._roll_out(rows[share], rng.random(shape)[share])
-        return rollout, len(rows) * config.group_size, self._figures(rollout.tally)
-
-    def _figures(self, tally: Tally) -> Figures:
-        """Means over all processes; no figure where nothing was counted."""
-        totals = self.processes.sum(np.array(list(tally.values()), dtype=np.float64))
+        # Means over all processes; no figure where nothing was counted.
+        totals, tally = self.processes.sum(np.array([*rollout.tally.values()], dtype=np.float64)), rollout.tally
         means = {name: float(total / count) for name, (total, count) in zip(tally, totals, strict=True) if count}
-        return {name: math.exp(mean) if name.startswith("perplexity_") else mean for name, mean in means.items()}
+        figures = {name: math.exp(mean) if name.startswith("perplexity_") else mean for name, mean in means.items()}
+        return rollout, len(rows) * config.group_size, figures
 
     def _roll_out(self, rows: IntArray, uniforms: FloatArray) -> _Rollout:
         config, actor = self.config, self.actor
@@ -224,5 +222,4 @@ class _GRPO:
 
 
 def _array(tensor: Tensor) -> FloatArray:
-    array: FloatArray = tensor.double().cpu().numpy()
-    return array
+    return tensor.double().cpu().numpy()

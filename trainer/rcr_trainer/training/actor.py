@@ -151,8 +151,7 @@ class Actor:
     def _contexts_of(self, picks: Tensor) -> Tensor:
         picked, columns = torch.unique(picks, return_inverse=True)
         vectors = self._vectors("context", self._contexts.select(picked.cpu().numpy()))
-        out: Tensor = vectors[columns]
-        return out
+        return vectors[columns]
 
     def _barred(self, rows: IntArray) -> Tensor:
         """(B, N) bool."""

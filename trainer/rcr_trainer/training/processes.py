@@ -80,11 +80,10 @@ class Processes:
     def texts(self, text: str) -> list[str]:
         """The texts of all processes, of which this is one."""
         own = np.frombuffer(text.encode(), dtype=np.uint8)
-        lengths = self.gather(np.array([len(own)]), self.size)
-        whole = np.zeros((self.size, lengths.max()), dtype=np.uint8)
-        whole[self.rank, : len(own)] = own
-        rows = zip(self.sum(whole), lengths, strict=True)
-        return [row[:length].tobytes().decode() for row, length in rows]
+        ends = np.cumsum(self.gather(np.array([len(own)]), self.size))
+        whole = np.zeros(ends[-1], dtype=np.uint8)
+        whole[ends[self.rank] - len(own) : ends[self.rank]] = own
+        return [each.tobytes().decode() for each in np.split(self.sum(whole), ends[:-1])]
 
     def wait(self) -> None:
         """Go on once all processes have come here."""

@@ -61,8 +61,7 @@ class Supervision:
 
         At a step of gain 0 every candidate ties: its pick teaches nothing.
         """
-        positions, gains = greedy_coverage(self.needs, self.pool, k, self.forbidden)
-        return positions, gains.astype(np.float32)
+        return greedy_coverage(self.needs, self.pool, k, self.forbidden)
 
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
         """|LS(c) ∩ uncovered| (B, T + 1, C), which every candidate would add in every state of some sequences.
@@ -150,8 +149,7 @@ class HardNegatives:
 
         If none of the H may be picked, one that may not be.
         """
-        drawn: IntArray = self._worst[queries, steps, rng.integers(self._found[queries, steps])]
-        return drawn
+        return self._worst[queries, steps, rng.integers(self._found[queries, steps])]
 
 
 # ---------------------------------------------------------------- batches
