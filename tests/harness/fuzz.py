@@ -31,8 +31,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 import torch
 from fuzzing import Fuzz
 from rcr_trainer.llm.cache import Answer, AnswerCache, Use
-from rcr_trainer.llm.client import Client, Model, _read, completed, identity_of, plain
+from rcr_trainer.llm.client import Model, _read, completed, identity_of, plain
 from rcr_trainer.llm.faults import MalformedResponseError
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 from safetensors.torch import load_file, save_file
 from tenants import TENANTS, over, selection
@@ -303,7 +304,8 @@ def cache_keys(fuzz: Fuzz) -> str:
     for given, text in known:
         model = Model()
         model.identity = identity_of(given)
-        keys.append(Client(model, given).key(text))
+        with LanguageModel(model, given) as llm:
+            keys.append(llm._calls.key(text))
     same = sent(one, known[0][1]) == sent(other, known[1][1])
     assert (keys[0] == keys[1]) is same
     if has_secrets:

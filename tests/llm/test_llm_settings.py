@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.client import Client
+from rcr_trainer.llm.calls import Calls
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -24,11 +24,9 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def backend(**settings: Any) -> tuple[Client, Any]:
+def backend(**settings: Any) -> tuple[Calls, Any]:
     with open_llm(LLMSettings(**{"model": "m", "base_url": "http://127.0.0.1:1/v1", **settings}), None) as llm:
-        found = llm._client
-        assert isinstance(found, Client)
-        return found, found.model
+        return llm._calls, llm._calls.model
 
 
 @pytest.mark.slow

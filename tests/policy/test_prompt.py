@@ -10,7 +10,7 @@ from langchain_core.language_models import BaseLLM, FakeListChatModel
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, Generation, LLMResult
 from pydantic import Field, ValidationError
-from rcr_trainer.llm.client import Client
+from rcr_trainer.llm.calls import Calls
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -48,10 +48,11 @@ def test_the_papers_prompt_byte_for_byte() -> None:
     assert (APPENDIX_D.stop, APPENDIX_D.continuation("x")) == (("\nSource:",), " x\n")
 
 
-def client(kind: Any) -> Client:
+def calls_of(kind: Any) -> Calls:
     model = Fake(lambda prompt: "a")
     model.identity = {"model": "m"}
-    return Client(model, LLMSettings(kind=kind))
+    with LanguageModel(model, LLMSettings(kind=kind)) as llm:
+        return llm._calls
 
 
 @pytest.mark.parametrize(
@@ -63,13 +64,13 @@ def client(kind: Any) -> Client:
 )
 def test_answers_of_earlier_versions_are_found_in_the_cache(kind: Any, answered: str, scored: str) -> None:
     text = APPENDIX_D.request([PICKS[0], Item("b\nc", "d")], "which one?")
-    backend = client(kind)
+    backend = calls_of(kind)
     assert backend.key(text).hex().startswith(answered)
     assert backend.key(Scored(str(text), APPENDIX_D.continuation("x"))).hex().startswith(scored)
 
 
 def test_another_system_message_or_turn_is_another_answer() -> None:
-    backend = client("chat")
+    backend = calls_of("chat")
     asked = ["a", Conversation("", ("a",)), Conversation("s", ("a",)), Conversation("", ("a", "b", "c"))]
     assert len({backend.key(each) for each in asked}) == 4
     assert backend.key(Conversation(backend.instruction, ("a",))) == backend.key("a")

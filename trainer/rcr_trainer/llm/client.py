@@ -10,28 +10,23 @@ import json
 import os
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 
 from langchain_rcr.chains.answers import cut
-from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
+from langchain_rcr.policy.prompt import Conversation
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.cache import Answer, Use
+from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import MalformedResponseError, StatusError
 from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
-from rcr_trainer.llm.scoring import WAYS, Scored, Way
+from rcr_trainer.llm.scoring import Scored, Way
 from rcr_trainer.llm.settings import LLMSettings
-
-Request: TypeAlias = str | Conversation | Scored
-"""A prompt to answer, or a text to score."""
 
 LONGEST_BODY = 16 << 20
 """Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
 
-_FORMAT = 2
-"""Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
 _TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _REFUSED = {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
 _REFUSED |= {"guardrail_intervened"}
@@ -39,8 +34,6 @@ _LONGEST_TEXT = 1 << 20
 """Characters of an answer that are read; the rest is cut off."""
 _MOST_TOKENS = 10_000_000
 """Tokens that no model reads or writes in one call; the longest contexts have up to this many."""
-_MESSAGE_TOKENS = 16
-"""What the roles and separators of a chat add to a text, at most."""
 _OPENAI = "https://api.openai.com/v1"
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
@@ -79,75 +72,6 @@ class Model:
 
     async def close(self) -> None:
         """Close its connections."""
-
-
-class Client:
-    """A model with what is sent to it along with each prompt.
-
-    Args:
-        model: what answers.
-        settings: its kind, stop sequences, longest answer, batch size.
-        prompt: says where answers end, and what a chat model is told first.
-
-    Attributes:
-        longest: most tokens of an answer.
-        scoring: how a server is asked how probable a text is.
-    """
-
-    def __init__(self, model: Model, settings: LLMSettings, prompt: Prompt = APPENDIX_D) -> None:
-        self.model, self._is_chat = model, settings.kind == "chat"
-        # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
-        usual = () if self._is_chat else prompt.stop
-        self.stop = list(usual if settings.stop is None else settings.stop)
-        self.instruction = prompt.instruction if self._is_chat else ""
-        # `bound` is what earlier versions could send along; answers in files have it in their keys.
-        self._sent: dict[str, Any] = {"format": _FORMAT, **model.identity, "stop": self.stop, "bound": {}}
-        self.batch_size = settings.batch_size if settings.kind == "local" else 1
-        self.longest = settings.max_tokens
-        self.scoring = WAYS[0]
-
-    async def call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer prompts, or score texts: see `Model`."""
-        if isinstance(requests[0], Scored):
-            texts = [each for each in requests if isinstance(each, Scored)]
-            sent = [Scored(str(self._conversation(each.prompt)), plain(each.continuation)) for each in texts]
-            return await self.model.scores(sent, self.scoring)
-        prompts = [self._conversation(each) for each in requests if not isinstance(each, Scored)]
-        return await self.model.answers(prompts, self.stop)
-
-    def key(self, request: Request) -> bytes:
-        """The cache's key of a request."""
-        if isinstance(request, Scored):
-            identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
-            marked = f"score:{len(identity)}:{identity}{text}"
-        else:
-            asked = self._conversation(request)
-            turns, plainly = asked.turns, len(asked.turns) == 1 and not asked.turns[0].startswith("chat:")
-            identity, text = self._identity(asked.system), turns[0] if plainly else f"chat:{json.dumps(turns)}"
-            marked = f"{len(identity)}:{identity}{text}"
-        return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
-
-    def worst(self, requests: Sequence[Request]) -> Use:
-        """The most that a call uses; to score a text, a server may have to write, too."""
-        read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
-        written = sum(
-            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest for each in requests
-        )
-        return Use(len(requests), read, written)
-
-    def count_tokens(self, request: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along, or somewhat more."""
-        asked = self._conversation(request)
-        messages = [*filter(None, [asked.system]), *asked.turns]
-        return sum(map(self.model.count_tokens, messages)) + (_MESSAGE_TOKENS * len(messages) if self._is_chat else 0)
-
-    def _conversation(self, request: str | Conversation) -> Conversation:
-        """A prompt as it can be sent, with the instruction that precedes a text."""
-        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
-        return Conversation(plain(asked.system), tuple(map(plain, asked.turns)))
-
-    def _identity(self, system: str) -> str:
-        return canonical({**self._sent, "instruction": system})
 
 
 class Server(Model):

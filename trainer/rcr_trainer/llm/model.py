@@ -17,8 +17,8 @@ from langchain_rcr.programs import get_parser
 from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Estimate, Stats, Use
-from rcr_trainer.llm.calls import Calls
-from rcr_trainer.llm.client import Client, Model, Request, Server
+from rcr_trainer.llm.calls import Calls, Request
+from rcr_trainer.llm.client import Model, Server
 from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -61,10 +61,9 @@ class LanguageModel:
         account: str | None = None,
     ) -> None:
         self._settings = settings = settings or LLMSettings()
-        self._client = client = Client(model, settings, prompt)
         self.name, self.prompt, self.stats = model.name, prompt, Stats(settings)
         self._cache = AnswerCache(cache_path)
-        self._calls = Calls(client, settings, self._cache, self.stats, account)
+        self._calls = Calls(model, settings, prompt, self._cache, self.stats, account)
         # Answers to a group's prompts are often the same.
         self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=prompt.labels))
         self._language, self._looked_at, self._useless = language, 0, 0
@@ -112,7 +111,7 @@ class LanguageModel:
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
-            keys = [self._client.key(request) for request in requests]
+            keys = [self._calls.key(request) for request in requests]
             kept = self._cache.get(keys)
             new = [request for key, request in zip(keys, requests, strict=True) if key not in kept]
             if new and self._scores is None:
@@ -128,7 +127,7 @@ class LanguageModel:
     def _try_ways(self, request: Scored) -> bool | UnscoredError:
         """Find out whether the server scores, and by which way, with a text of which nothing is kept."""
         failed: bool | UnscoredError = False
-        for self._client.scoring in WAYS:
+        for self._calls.scoring in WAYS:
             try:
                 (answer,) = self._answers([request])
                 return answer.text is not None or self._malformed_scores()
@@ -145,17 +144,17 @@ class LanguageModel:
 
     def count_tokens(self, prompt: str | Conversation) -> int:
         """Tokens of a prompt with all that is sent along, or somewhat more."""
-        return self._client.count_tokens(prompt)
+        return self._calls.count_tokens(prompt)
 
     def about_tokens(self, prompt: str | Conversation) -> float:
         """Tokens of a prompt; four bytes a token where the model's tokenizer isn't at hand."""
-        return self.count_tokens(prompt) / (1 if self._client.model.exact_tokens else 4)
+        return self.count_tokens(prompt) / (1 if self._calls.model.exact_tokens else 4)
 
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """What a number of calls costs at most, before the prompts are known. The model is not called."""
-        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
+        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._calls.longest)
         money = self._settings.money(use.prompt_tokens, use.completion_tokens)
-        return Estimate(use, money, self._client.model.exact_tokens)
+        return Estimate(use, money, self._calls.model.exact_tokens)
 
     def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
@@ -216,7 +215,7 @@ class LanguageModel:
         """Answers to some requests, in their order; each distinct one is asked once."""
         if self._closed:
             raise LLMError(f"the model {self.name!r} is closed")
-        keys = [self._client.key(request) for request in requests]
+        keys = [self._calls.key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
         self._seen.update(keys)
         self.stats.nominal += len(keys)
