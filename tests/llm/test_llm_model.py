@@ -58,7 +58,7 @@ class Echo(Model):
         return answer_of(prompt.upper(), "stop", stop, (5, 1))
 
 
-def wrap(model: Model, *, cache_path: Path | None = None, account: str | None = None, **settings: Any) -> LanguageModel:
+def wrap(model: Model, *, cache_path: Path | None = None, account: str = "", **settings: Any) -> LanguageModel:
     return LanguageModel(model, LLMSettings(**{"max_tokens": 10, **settings}), cache_path=cache_path, account=account)
 
 

@@ -87,6 +87,7 @@ class Calls:
         instruction: what a chat model is told before a text.
         longest: most tokens of an answer.
         scoring: how a server is asked how probable a text is.
+        budget: what may be spent.
     """
 
     def __init__(
@@ -96,7 +97,7 @@ class Calls:
         prompt: Prompt,
         cache: AnswerCache,
         stats: Stats,
-        account: str | None,
+        account: str,
     ) -> None:
         self._settings, self._cache, self._stats, self._account = settings, cache, stats, account
         self.model, self._is_chat = model, settings.kind == "chat"
@@ -108,7 +109,7 @@ class Calls:
         self._sent: dict[str, Any] = {"format": _FORMAT, **model.identity, "stop": self.stop, "bound": {}}
         self.longest, self.scoring = settings.max_tokens, WAYS[0]
         self._who = f"the model {model.name!r}" + (f" at {model.place}" if model.place else "")
-        self._budget = Budget(settings, cache.spent(account) if account is not None else Use())
+        self.budget = Budget(settings, cache.spent(account))
         self._running: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Condition()
         is_local = settings.kind == "local"
@@ -118,11 +119,6 @@ class Calls:
         self._malformed, self._well_formed = 0, False
         # Not the global generator, whose state a training run owns.
         self._jitter = random.Random()  # noqa: S311
-
-    @property
-    def spent(self) -> Use:
-        """What counts against the budget so far."""
-        return self._budget.spent
 
     async def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the client."""
@@ -237,24 +233,24 @@ class Calls:
 
     async def _reserve(self, worst: Use) -> None:
         async with self._settled:
-            while not self._budget.fits(worst):
-                if not self._budget.reserved.calls:
-                    raise self._budget.exceeded(self.model.name)
+            while not self.budget.fits(worst):
+                if not self.budget.reserved.calls:
+                    raise self.budget.exceeded(self.model.name)
                 # Running calls may turn out cheaper than their worst case.
                 await self._settled.wait()
-            self._budget.reserved += worst
+            self.budget.reserved += worst
 
     async def _book(self, answers: Mapping[bytes, Answer], worst: Use, used: Use) -> dict[bytes, Answer]:
         """Put answers on disk with what they cost, and end their reservation; returns them as they are there."""
         stored = dict(answers)
         async with self._settled:  # one after the other: what the account has spent must not be an older sum
-            self._budget.reserved -= worst
-            self._budget.spent += used
+            self.budget.reserved -= worst
+            self.budget.spent += used
             self._stats.used += used
             self._settled.notify_all()
             if answers or used.calls:
-                stored, spent = await asyncio.to_thread(self._cache.put, self.model.name, answers, self._account, used)
-                self._budget.spent = spent or self._budget.spent
+                put = asyncio.to_thread(self._cache.put, self.model.name, answers, self._account, used)
+                stored, self.budget.spent = await put
         return stored
 
     async def _wait_for_server(self) -> None:

@@ -44,7 +44,7 @@ class LanguageModel:
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
-            restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
+            restarts (and, up to the calls that are running elsewhere, over several processes).
 
     Raises:
         DataError: the cache file can't be used.
@@ -58,7 +58,7 @@ class LanguageModel:
         cache_path: str | os.PathLike[str] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
-        account: str | None = None,
+        account: str = "",
     ) -> None:
         self._settings = settings = settings or LLMSettings()
         self.name, self.prompt, self.stats = model.name, prompt, Stats(settings)
@@ -74,7 +74,7 @@ class LanguageModel:
     @property
     def spent(self) -> Use:
         """What counts against the budget so far."""
-        return self._calls.spent
+        return self._calls.budget.spent
 
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
