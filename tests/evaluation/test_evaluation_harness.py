@@ -144,7 +144,8 @@ def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch, tmp_pa
     plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES, names=["bm25", "longest"])
     assert plain.trade_offs["longest"].parameter == "power"
     assert plain_selectors(POOL, NO_EMBEDDINGS, names=["longest"]).left_out == {"longest": "no embeddings were given"}
-    report = EvaluationReport.read(run(plain).write(tmp_path))
+    run(plain).write(tmp_path)
+    report = EvaluationReport.read(tmp_path)
     assert report.selectors["longest"].kind == "plain"
     assert report.best_plain() is not None
     assert "longest: power = 1 (best of 2 on dev)." in table(report)

@@ -63,22 +63,23 @@ def test_json_has_the_agreed_keys_and_rounding():
 
 
 def test_written_and_read_back(tmp_path):
-    path = make(trade_offs={}).write(tmp_path / "run")
-    assert path == tmp_path / "run" / "evaluation.json"
-    assert [entry.name for entry in path.parent.iterdir()] == ["evaluation.json"]
-    report = EvaluationReport.read(path)
-    assert report == EvaluationReport.read(path.parent)
+    make(trade_offs={}).write(tmp_path / "run")
+    (path,) = (tmp_path / "run").iterdir()
+    assert path.name == "evaluation.json"
+    report = EvaluationReport.read(tmp_path / "run")
     assert report.to_json() == path.read_text(encoding="utf-8")
     assert report.trade_offs == {}
     assert report.selectors["bm25"].intervals == {"coverage": (-1.23, 4.57)}
-    read = EvaluationReport.read(make(repeated=2, advice="use it").write(tmp_path))
+    make(repeated=2, advice="use it").write(tmp_path)
+    read = EvaluationReport.read(tmp_path)
     assert (read.repeated, read.advice) == (2, "use it")
     assert read.trade_offs["mmr"].coverage == {0.3: 57.13, 0.5: 59.0}
     assert (read.trade_offs["dpp"].value, read.trade_offs["dpp"].chosen_on) == (0.1, "nothing")
 
 
 def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
-    path = make().write(tmp_path)
+    make().write(tmp_path)
+    path = tmp_path / "evaluation.json"
     before = path.read_bytes()
 
     def full(*_):
@@ -103,10 +104,9 @@ def test_a_failed_write_leaves_the_old_file(tmp_path, monkeypatch):
 def test_what_is_no_report_is_refused(change, message, tmp_path):
     values = json.loads(make().to_json())
     change(values)
-    path = tmp_path / "evaluation.json"
-    path.write_text(json.dumps(values), encoding="utf-8")
+    (tmp_path / "evaluation.json").write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(DataError, match=message) as caught:
-        EvaluationReport.read(path)
+        EvaluationReport.read(tmp_path)
     assert "\n" not in str(caught.value)
     assert "evaluation.json" in str(caught.value)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 
@@ -22,17 +21,14 @@ logger = logging.getLogger(__name__)
 
 _ANSWERED: tuple[Metric, ...] = ("exact_match", "execution")
 
-AnswerFunction: TypeAlias = Callable[[Sequence[Request]], Sequence[Answer]]
-"""Prompts → their answers, whose `program` is None where they hold none."""
-
 
 @dataclass(frozen=True, slots=True)
 class Answerer:
     """A language model, as the harness sees it.
 
     Args:
-        answer: asks it; each prompt comes once. On BudgetExceeded the comparison goes on with what there is, on
-            TooLongError with the next selector; any other error stops it.
+        answer: asks it: prompts, each once → answers, whose `program` is None where they hold none. On BudgetExceeded
+            the comparison goes on with what there is, on TooLongError with the next selector; any other error stops it.
         name: of the model, for the report.
         prompt: how it is asked.
         orders: of the picks in a prompt, by selector; by default the first, likest, pick comes last.
@@ -41,7 +37,7 @@ class Answerer:
         money: dollars for numbers of prompt and completion tokens; None without prices.
     """
 
-    answer: AnswerFunction
+    answer: Callable[[Sequence[Request]], Sequence[Answer]]
     name: str
     prompt: Prompt = APPENDIX_D
     orders: Mapping[str, str] = field(default_factory=dict)
@@ -91,9 +87,7 @@ class Answerer:
         shown = [row.picks for row in rows]
         exact = score(correctness(spec), programs, golds, shown)
         jaccard = score(structure_coverage(spec), programs, golds, shown)
-        same = np.full(len(rows), np.nan)
-        if self.execution is not None:
-            same = score(self.execution, programs, golds, shown)
+        same = score(self.execution, programs, golds, shown) if self.execution else np.full(len(rows), np.nan)
         for i, row in enumerate(rows):
             row.answer, row.exact, row.jaccard = programs[i], bool(exact[i]), round(float(jaccard[i]), 4)
             row.execution = None if np.isnan(same[i]) else bool(same[i])
@@ -114,7 +108,7 @@ class Answerer:
         """
         given: dict[Request, Answer] = {}
         answers: dict[str, list[Answer]] = {}
-        reasons: dict[str, str] = {}
+        reasons: list[str] = []
         unpaid = False
         for name, own in prompts.items():
             wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
@@ -122,13 +116,14 @@ class Answerer:
                 found = list(self.answer(wanted)) if wanted else []
             except TooLongError as error:
                 logger.warning("no exact match for %s: %s", name, error)
-                reasons[name] = str(error)
+                reasons.append(str(error))
                 continue
             except BudgetExceeded as error:
                 without = list(prompts)[list(prompts).index(name) :]
                 logger.warning("no exact match for %s: %s", ", ".join(without), error)
-                reasons[name], unpaid = str(error), True
+                reasons.append(str(error))
+                unpaid = True
                 break
             given.update(zip(wanted, found, strict=True))
             answers[name] = [given[prompt] for prompt in own]
-        return answers, "; ".join(dict.fromkeys(reasons.values())), unpaid
+        return answers, "; ".join(dict.fromkeys(reasons)), unpaid

@@ -116,11 +116,7 @@ class _Task:
     """The B queries that count, and what picks from the pool of N are scored with; S structures."""
 
     def __init__(
-        self,
-        pool: Sequence[Example],
-        queries: Sequence[Example],
-        spec: ProgramSpec,
-        excluded: list[np.ndarray],
+        self, pool: Sequence[Example], queries: Sequence[Example], spec: ProgramSpec, excluded: list[np.ndarray]
     ) -> None:
         structures = PoolStructures(spec, [example.target for example in [*pool, *queries]])
         self.names = structures.names
@@ -137,12 +133,18 @@ class _Task:
     def measure(self, name: str, selector: PickFunction | Baseline, k: int) -> _Measured:
         """What a selector picks, and what that covers."""
         kind: Kind = "trained"
+        picks = self.pick(selector, slice(None), k)
+        # A selector that repeats itself or picks what is excluded would be measured for something else.
+        for query, own, barred in zip(self.queries, picks, self.excluded, strict=True):
+            sound = np.setdiff1d(own, barred)
+            if len(sound) != k or sound[0] < 0 or sound[-1] >= self.pool.shape[0]:
+                raise InputError(
+                    f"selector {name} picked {own.tolist()} for {query.source!r:.80}, not {k} positions of "
+                    f"{self.pool.shape[0]}, each once and none of those excluded"
+                )
         if isinstance(selector, Baseline):
             kind = "oracle" if selector.oracle else "plain"
-        picks = self.pick(selector, slice(None), k)
-        self.check(name, picks, k)
-        if isinstance(selector, Baseline) and not selector.shows:
-            picks = picks[:, :0]
+            picks = picks[:, : k if selector.shows else 0]
         covered = recall(self.gold, self.pool, picks)
         full = 1.0 * (covered == 1)
         scores = SelectorScores(
@@ -201,13 +203,3 @@ class _Task:
                 own[turn, at] = 1000 * (time.perf_counter() - start)
         for each, own in zip(scores, times.min(axis=1).T, strict=True):
             each.latency_ms, each.latency_batch_ms = float(np.median(own[:-1])), float(own[-1] / batch)
-
-    def check(self, name: str, positions: np.ndarray, k: int) -> None:
-        """A selector that repeats itself or picks what is excluded would be measured for something else."""
-        for query, picks, barred in zip(self.queries, positions, self.excluded, strict=True):
-            sound = np.setdiff1d(picks, barred)
-            if len(sound) != k or sound[0] < 0 or sound[-1] >= self.pool.shape[0]:
-                raise InputError(
-                    f"selector {name} picked {picks.tolist()} for {query.source!r:.80}, not {k} positions of "
-                    f"{self.pool.shape[0]}, each once and none of those excluded"
-                )

@@ -45,9 +45,7 @@ def interval_of(values: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
     return ends
 
 
-def paired_intervals(
-    rates: Mapping[str, np.ndarray], programs: Sequence[Hashable], ours: str = OURS
-) -> dict[str, Interval]:
+def paired_intervals(rates: Mapping[str, np.ndarray], programs: Sequence[Hashable]) -> dict[str, Interval]:
     """The 95 % interval of ours less each other selector, in points.
 
     Of (B,) rates from 0 to 1 by selector; questions with one gold program (`programs`) are drawn together.
@@ -55,8 +53,8 @@ def paired_intervals(
     Returns:
         By selector, ours excepted; empty without ours, or with fewer than FEW_PROGRAMS different programs.
     """
-    others = [name for name in rates if name != ours]
-    if ours not in rates or not others or len(set(programs)) < FEW_PROGRAMS:
+    others = [name for name in rates if name != OURS]
+    if OURS not in rates or not others or len(set(programs)) < FEW_PROGRAMS:
         return {}
-    ends = 100 * interval_of(np.stack([rates[ours] - rates[name] for name in others], axis=1), programs)
+    ends = 100 * interval_of(np.stack([rates[OURS] - rates[name] for name in others], axis=1), programs)
     return {name: (float(low), float(high)) for name, (low, high) in zip(others, ends.T, strict=True)}

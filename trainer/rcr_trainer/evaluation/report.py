@@ -81,14 +81,6 @@ FIGURES = {
     "cost": ("$ for 1,000 questions", 3),
 }
 """Figures of `SelectorScores`: title and decimals."""
-COLUMNS = ("exact_match", "execution", "coverage", "full_coverage", "prompt_length", "latency_ms")
-"""Those in the table of a comparison."""
-
-
-def shown(scores: SelectorScores | None, figure: str) -> str:
-    """A figure as reports show it."""
-    value = None if scores is None else getattr(scores, figure)
-    return "–" if value is None else f"{value:,.{FIGURES[figure][1]}f}"
 
 
 @dataclass(slots=True)
@@ -182,12 +174,8 @@ class EvaluationReport:
 
     def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
         """Name and figure (%) of the best plain selector, the first of equals."""
-        figures = {
-            name: float(figure)
-            for name, scores in self.selectors.items()
-            if scores.kind == "plain" and (figure := getattr(scores, metric)) is not None
-        }
-        return max(figures.items(), key=lambda item: item[1], default=None)
+        plain = [(name, getattr(scores, metric)) for name, scores in self.selectors.items() if scores.kind == "plain"]
+        return max((each for each in plain if each[1] is not None), key=lambda each: each[1], default=None)
 
     def to_json(self) -> str:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""
@@ -198,17 +186,14 @@ class EvaluationReport:
                 values["selectors"][name][figure] = None if value is None else round(value, digits)
         return json.dumps(values, indent=2, allow_nan=False) + "\n"
 
-    def write(self, directory: str | Path) -> Path:
-        """Write evaluation.json into the directory, whole or not at all; returns its path."""
-        path = Path(directory) / REPORT
-        write_text(path, self.to_json())
-        return path
+    def write(self, directory: str | Path) -> None:
+        """Write evaluation.json into the directory, whole or not at all."""
+        write_text(Path(directory) / REPORT, self.to_json())
 
     @classmethod
-    def read(cls, path: str | Path) -> EvaluationReport:
-        """Read evaluation.json, given its path or its directory, or raise a `DataError`."""
-        path = Path(path)
-        path = path / REPORT if path.is_dir() else path
+    def read(cls, directory: str | Path) -> EvaluationReport:
+        """Read evaluation.json in the directory, or raise a `DataError`."""
+        path = Path(directory) / REPORT
         try:
             report = _ADAPTER.validate_json(read_text(path))
         except ValidationError as error:
@@ -270,7 +255,7 @@ Picks: TypeAlias = Sequence[Question]
 """Every question has the same selectors."""
 
 
-def write_picks(directory: str | Path, picks: Picks) -> Path:
+def write_picks(directory: str | Path, picks: Picks) -> None:
     """Write picks.jsonl into the directory, whole or not at all."""
     numbers: dict[Example, int] = {}
     lines = []
@@ -280,17 +265,14 @@ def write_picks(directory: str | Path, picks: Picks) -> Path:
             line["selectors"][name]["picks"] = [numbers.setdefault(each, len(numbers)) for each in own.picks]
         lines.append(line)
     shown = [{"example": {"id": each.id, "source": each.source, "target": each.target}} for each in numbers]
-    path = Path(directory) / PICKS
-    with atomic_file(path) as file:
+    with atomic_file(Path(directory) / PICKS) as file:
         for line in [*shown, *lines]:
             file.write((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
-    return path
 
 
-def read_picks(path: str | Path) -> list[Question]:
-    """Read picks.jsonl, given its path or its directory, or raise a `DataError`."""
-    path = Path(path)
-    path = path / PICKS if path.is_dir() else path
+def read_picks(directory: str | Path) -> list[Question]:
+    """Read picks.jsonl in the directory, or raise a `DataError`."""
+    path = Path(directory) / PICKS
     examples: list[Example] = []
     picks: list[Question] = []
     number = 0

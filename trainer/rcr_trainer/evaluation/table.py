@@ -8,22 +8,21 @@ from collections.abc import Iterable, Iterator, Sequence
 from langchain_rcr.basics.section import printable
 from langchain_rcr.programs.structures import is_label
 from rcr_trainer.evaluation.report import (
-    COLUMNS,
     FIGURES,
     OURS,
     WITHOUT_RL,
     EvaluationReport,
     Interval,
-    Kind,
     Metric,
     Picked,
     Picks,
     Question,
     SelectorScores,
-    shown,
 )
 
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
+_COLUMNS = ("exact_match", "execution", "coverage", "full_coverage", "prompt_length", "latency_ms")
+"""The figures in the table of a comparison."""
 _COMPARED: tuple[Metric, ...] = ("exact_match", "execution", "full_coverage")
 """The figures whose intervals are shown."""
 
@@ -31,13 +30,16 @@ _COMPARED: tuple[Metric, ...] = ("exact_match", "execution", "full_coverage")
 def table(report: EvaluationReport) -> list[str]:
     """What the command line shows: a row a selector between what is compared and what else has to be known."""
     every = report.selectors.values()
-    columns = [name for name in COLUMNS if any(getattr(scores, name) is not None for scores in every)]
-    rows = [
-        [label(name, scores.kind), *(shown(scores, column) for column in columns)]
-        for name, scores in report.selectors.items()
-    ]
-    head = ["selector", *(FIGURES[column][0] for column in columns)]
-    lines = [title(report), "", *markdown_rows(head, rows, aligned=True)]
+    columns = [name for name in _COLUMNS if any(getattr(scores, name) is not None for scores in every)]
+    rows = []
+    for name, scores in report.selectors.items():
+        note = "of coverage" if scores.kind == "oracle" else _NOTES.get(name)
+        figures = [(getattr(scores, column), FIGURES[column][1]) for column in columns]
+        shown = ("–" if value is None else f"{value:,.{digits}f}" for value, digits in figures)
+        rows.append([f"{name} ({note})" if note else name, *shown])
+    queries = f"split {report.split}: {report.n} {report.part} queries of {report.programs} programs"
+    title = f"{queries}, pool of {report.pool_size}, k = {report.k}"
+    lines = [title, "", *markdown_rows(["selector", *(FIGURES[column][0] for column in columns)], rows, aligned=True)]
     if said := notes(report):
         lines += ["", *said]
     return [*map(printable, lines)]
@@ -54,12 +56,6 @@ def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
     for question in picks:
         lines += ["", *_question(question, [name for name in (OURS, rival) if name in question.selectors])]
     return printable("\n".join(lines) + "\n")
-
-
-def label(name: str, kind: Kind) -> str:
-    """A selector's name with a note on what it is."""
-    note = "of coverage" if kind == "oracle" else _NOTES.get(name)
-    return f"{name} ({note})" if note else name
 
 
 def gap_text(points: float, interval: Interval | None) -> str:
@@ -79,12 +75,6 @@ def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]], *, aligned
     ]
     rule = ["-" * max(3, widths[0] + 2), *(f"{'-' * max(3, width + 1)}:" for width in widths[1:])]
     return [lines[0], f"|{'|'.join(rule)}|", *lines[1:]]
-
-
-def title(report: EvaluationReport) -> str:
-    """What was compared, in a line."""
-    queries = f"split {report.split}: {report.n} {report.part} queries of {report.programs} programs"
-    return f"{queries}, pool of {report.pool_size}, k = {report.k}"
 
 
 def notes(report: EvaluationReport) -> list[str]:

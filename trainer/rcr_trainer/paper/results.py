@@ -13,9 +13,9 @@ from statistics import mean, stdev
 
 import numpy as np
 
-from langchain_rcr.basics.files import write_bytes, write_text
+from langchain_rcr.basics.files import write_bytes
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.report import FIGURES, Interval
+from rcr_trainer.evaluation.report import FIGURES, OURS, Interval
 from rcr_trainer.evaluation.table import gap_text, markdown_rows
 from rcr_trainer.paper.splits import COVR
 from rcr_trainer.paper.sweep import Outcome
@@ -85,27 +85,23 @@ class Result:
             own |= {(outcome.split, outcome.seed, id): found for id, found in outcome.answered.items()}
         ours, gaps = answered.pop(self.reference, {}), {}
         for label, theirs in answered.items():
-            both = [key for key in ours if key in theirs]
-            if both:
-                rates = {
-                    who: np.array([each[key][1] for key in both], dtype=float)
-                    for who, each in (("ours", ours), ("theirs", theirs))
-                }
-                programs = [(key[0], ours[key][0]) for key in both]
-                points = 100 * float((rates["ours"] - rates["theirs"]).mean())
-                gaps[label] = (points, paired_intervals(rates, programs, "ours").get("theirs"))
+            if both := [key for key in ours if key in theirs]:
+                exact = {OURS: [ours[key][1] for key in both], label: [theirs[key][1] for key in both]}
+                rates = {name: np.array(each, dtype=float) for name, each in exact.items()}
+                interval = paired_intervals(rates, [(key[0], ours[key][0]) for key in both]).get(label)
+                gaps[label] = (100 * float((rates[OURS] - rates[label]).mean()), interval)
         return gaps
 
     # ------------------------------------------------------------------ writing
 
     def write(self, folder: Path) -> list[Path]:
         """Write NAME.md, NAME.json and, for a figure, NAME.png; returns their paths."""
-        texts = {"md": self.markdown(), "json": self.json()}
-        paths = [folder / f"{self.name}.{ending}" for ending in texts]
-        for path, text in zip(paths, texts.values(), strict=True):
-            write_text(path, text)
+        files = {"md": self.markdown().encode(), "json": self.json().encode()}
         if any(outcome.row.x is not None for outcome in self.outcomes):
-            paths.append(self._plot(folder / f"{self.name}.png"))
+            files["png"] = self._plot()
+        paths = [folder / f"{self.name}.{ending}" for ending in files]
+        for path, content in zip(paths, files.values(), strict=True):
+            write_bytes(path, content)
         return paths
 
     def markdown(self) -> str:
@@ -136,16 +132,15 @@ class Result:
         gaps = {row: {"points": points, "interval": ends} for row, (points, ends) in self.gaps.items()}
         return json.dumps({"table": self.name, "runs": runs, "gaps": gaps}, ensure_ascii=False, indent=2) + "\n"
 
-    def _plot(self, path: Path) -> Path:
+    def _plot(self) -> bytes:
         """A panel for each metric of the table against x, a line for each series: mean over seeds and COVR's splits."""
         from matplotlib.figure import Figure
 
         panels = {metric: lines for metric in self.table.panels if (lines := self._series(metric))}
         figure = Figure(figsize=(4.6 * max(1, len(panels)), 4.2), dpi=200, layout="constrained")
         for number, (metric, found) in enumerate(panels.items(), 1):
-            axes, styles = figure.add_subplot(1, len(panels), number), cycle(_STYLES)
-            for series, points in found.items():
-                colour, marker = next(styles)
+            axes = figure.add_subplot(1, len(panels), number)
+            for (series, points), (colour, marker) in zip(found.items(), cycle(_STYLES), strict=False):
                 axes.plot(*zip(*points, strict=True), color=colour, marker=marker, label=series, linewidth=1.5)
             axes.set_title(self.table.panels[metric], loc="left", fontsize=9)
             axes.set_xlabel(self.table.x)
@@ -156,8 +151,7 @@ class Result:
         figure.legend(*handles, loc="outside lower left", ncols=2 * max(1, len(panels)), frameon=False, fontsize=8)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
-        write_bytes(path, buffer.getvalue())
-        return path
+        return buffer.getvalue()
 
     def _series(self, metric: str) -> dict[str, list[tuple[float, float]]]:
         """By series its points (x, y), of each column by itself where there are several."""
