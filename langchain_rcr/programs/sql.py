@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from langchain_rcr.errors import InputError, MissingExtraError
@@ -96,14 +96,14 @@ class SqlParser:
 
     def _tree(self, text: str, *, names: bool) -> Tree | None:
         try:
-            template = _Template(text)
-            if not _is_tractable(template.sql):
+            sql, leaves, blocks = _without_jinja(text)
+            if not _is_tractable(sql):
                 return None
-            statements = self._statements(template.sql)
+            statements = self._statements(sql)
             if not statements:
                 return None
             expander = SqlExpander(self._dialect, self._double_quotes_are_strings, names=names)
-            tree = template.filled(expander.tree(("statements", statements)), names)
+            tree = _with_jinja(expander.tree(("statements", statements)), leaves, blocks, names)
             return tree if len(tree.children) > 1 else tree.children[0]
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
             # Jinja that isn't closed, a syntax tree that only odd input has, or a caller that left less stack than
@@ -149,57 +149,52 @@ class SqlParser:
             _quiet.active = False
 
 
-class _Template:
-    """A text with its Jinja taken out.
-
-    Attributes:
-        sql: the text, with a name in the place of each `{{ … }}`.
-        leaves: what these names stand for.
-        blocks: what was left out.
+def _without_jinja(text: str) -> tuple[str, list[str], list[str]]:
+    """A text with a name in the place of each `{{ … }}`, what these names stand for, and the blocks that were left out.
 
     Raises:
         ValueError: Jinja that isn't closed, or too much of it.
     """
-
-    def __init__(self, text: str) -> None:
-        self.leaves: list[str] = []
-        self.blocks: list[str] = []
-        self._at, self._begins = 0, True  # nothing but blanks, comments and blocks so far
-        has_jinja = "{{" in text or "{%" in text or "{#" in text
-        self.sql = _JINJA.sub(self._taken_out, text) if has_jinja else text
-        if len(self.blocks) > _MAX_JINJA:
-            raise ValueError("too much Jinja")
-
-    def _taken_out(self, match: re.Match[str]) -> str:
-        before, block = match.string[self._at : match.start()], match[1]
-        self._at = match.end()
-        self._begins = self._begins and not before.strip() and match[0][0] not in "'\""
+    if not ("{{" in text or "{%" in text or "{#" in text):
+        return text, [], []
+    parts: list[str] = []
+    leaves: list[str] = []
+    blocks: list[str] = []
+    at, begins = 0, True  # nothing but blanks, comments and blocks so far
+    for match in _JINJA.finditer(text):
+        before, block, at = text[at : match.start()], match[1], match.end()
+        parts += [before, match[0] if block is None else " "]
+        begins = begins and not before.strip() and match[0][0] not in "'\""
         if block is None:
-            return match[0]
+            continue
         is_closed = len(block) >= 4 and block[-2:] == {"{": "}}", "%": "%}", "#": "#}"}[block[1]]
-        if not is_closed or len(self.leaves) >= _MAX_JINJA:
-            raise ValueError("Jinja that isn't closed, or too much")
+        if not is_closed:
+            raise ValueError("Jinja that isn't closed")
         said = " ".join(block.split())
-        if block[1] == "{" and not self._begins:
-            self.leaves.append(said)
-            return f"{PLACEHOLDER}{len(self.leaves) - 1}__"
-        self.blocks += [] if block[1] == "#" else [said]
-        return " "
+        if block[1] == "{" and not begins:
+            parts[-1] = f"{PLACEHOLDER}{len(leaves)}__"
+            leaves.append(said)
+        elif block[1] != "#":
+            blocks.append(said)
+    if max(len(leaves), len(blocks)) > _MAX_JINJA:
+        raise ValueError("too much Jinja")
+    return "".join([*parts, text[at:]]), leaves, blocks
 
-    def filled(self, tree: Tree, names: bool) -> Tree:
-        """The tree of `statements` with the names replaced, and beside them what was left out or isn't in them."""
-        if not self.leaves and not self.blocks:
-            return tree
-        seen: set[int] = set()
 
-        def leaf(match: re.Match[str]) -> str:
-            number = int(match[1])
-            seen.add(number)
-            return self.leaves[number] if number < len(self.leaves) else match[0]
+def _with_jinja(tree: Tree, leaves: Sequence[str], blocks: Sequence[str], names: bool) -> Tree:
+    """The tree of `statements` with the names replaced, and beside them what was left out or isn't in them."""
+    if not leaves and not blocks:
+        return tree
+    seen: set[int] = set()
 
-        tree = tree.fold(lambda label, below: Tree(_LEAF.sub(leaf, label), tuple(below)))
-        others = [text for number, text in enumerate(self.leaves) if names and number not in seen]
-        return Tree(tree.label, (*map(Tree, self.blocks), *tree.children, *map(Tree, others)))
+    def leaf(match: re.Match[str]) -> str:
+        number = int(match[1])
+        seen.add(number)
+        return leaves[number] if number < len(leaves) else match[0]
+
+    tree = tree.fold(lambda label, below: Tree(_LEAF.sub(leaf, label), tuple(below)))
+    others = [text for number, text in enumerate(leaves) if names and number not in seen]
+    return Tree(tree.label, (*map(Tree, blocks), *tree.children, *map(Tree, others)))
 
 
 def _is_tractable(text: str) -> bool:
