@@ -86,15 +86,13 @@ def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
     """
     columns = list(zip(*rows, strict=True))
     colours = [_digest(sorted(column)) for column in columns]
-    while True:
+    kinds = 0
+    while kinds < len({*colours}):
         kinds = len({*colours})
         # A row's values with the kinds of their columns: all that doesn't depend on the order of either.
         texts = [_joined(sorted(_joined(pair) for pair in zip(colours, row, strict=True))) for row in rows]
-        if kinds == len(colours):
-            break
-        colours = [_digest(sorted(map(_joined, zip(texts, column, strict=True)))) for column in columns]
-        if len({*colours}) == kinds:
-            break
+        if kinds < len(colours):
+            colours = [_digest(sorted(map(_joined, zip(texts, column, strict=True)))) for column in columns]
     return _digest(sorted(map(_digest, columns))), _digest(sorted(texts))
 
 
