@@ -28,7 +28,7 @@ class BackgroundLoop:
         self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "langchain-rcr"))
         self.at_end: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """Awaited before the loop ends, to close connections."""
-        self._thread = threading.Thread(target=self._run, name="langchain-rcr", daemon=True)
+        self._thread = threading.Thread(target=self.loop.run_forever, name="langchain-rcr", daemon=True)
         self._thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -38,11 +38,6 @@ class BackgroundLoop:
         except RuntimeError:  # closed: the process ends
             work.close()
             raise
-
-    def later(self, work: Coroutine[Any, Any, Any]) -> None:
-        """`submit` for work without a result, which is dropped if the process is ending."""
-        with contextlib.suppress(RuntimeError):
-            self.submit(work)
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Block until a coroutine on this loop is done; cancels it if the caller is interrupted."""
@@ -63,6 +58,8 @@ class BackgroundLoop:
             self.submit(self._end()).result(_LONGEST_END_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(_LONGEST_END_S)
+        if not self.loop.is_running():
+            self.loop.close()
 
     async def _end(self) -> None:
         others = asyncio.all_tasks() - {asyncio.current_task()}
@@ -72,13 +69,6 @@ class BackgroundLoop:
             await asyncio.wait(others, timeout=1)
         for close in tuple(self.at_end):
             await close()
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self.loop)
-        try:
-            self.loop.run_forever()
-        finally:
-            self.loop.close()
 
 
 _lock = threading.Lock()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import weakref
 from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, TypeVar
 
 from langchain_rcr.basics.background import background
@@ -366,4 +366,5 @@ class PgVectorIndex:
 def _let_go(database: Database) -> None:
     """Close what nobody uses any more; the garbage collector calls it, from any thread."""
     if database.home is background():
-        database.home.later(database.close())
+        with suppress(RuntimeError):  # the process is ending
+            database.home.submit(database.close())
