@@ -48,6 +48,11 @@ class Encoder(BaseEncoder, nn.Module):
         """See `BaseEncoder.given`."""
         return torch.from_numpy(array).to(self._device())
 
+    def taken(self, values: Tensor) -> NDArray[np.float32]:
+        """See `BaseEncoder.taken`."""
+        array: NDArray[np.float32] = values.detach().float().cpu().numpy()
+        return array
+
     def _device(self) -> torch.device:
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
@@ -77,7 +82,3 @@ class Encoder(BaseEncoder, nn.Module):
                 return super().vectors(features)
         finally:
             self.train(was_training)
-
-    def _array(self, features: Any) -> NDArray[np.float32]:
-        array: NDArray[np.float32] = self(features).float().cpu().numpy()
-        return array

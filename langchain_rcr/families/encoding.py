@@ -152,6 +152,11 @@ class BaseEncoder(ABC):
         """An array as the formulas take it."""
         return array
 
+    def taken(self, values: Any) -> NDArray[np.float32]:
+        """What the formulas gave as an array, without gradients."""
+        array: NDArray[np.float32] = values
+        return array
+
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All saved arrays by name."""
         found = self._kept_arrays()
@@ -277,17 +282,13 @@ class BaseEncoder(ABC):
     def vectors(self, features: Any) -> NDArray[np.float32]:
         """Vectors (N, D) float32 of featurised items, without gradients."""
         if len(features) == 1:
-            return self._array(features)
+            return self.taken(self.forward(features))
         out = np.empty((len(features), self.dim), dtype=np.float32)
         batches = np.array_split(self.order(features), max(1, -(-len(features) // self.batch_size)))
         for rows in track(batches, "encoding"):
             if len(rows):
-                out[rows] = self._array(features.select(rows))
+                out[rows] = self.taken(self.forward(features.select(rows)))
         return out
-
-    def _array(self, features: Any) -> NDArray[np.float32]:
-        array: NDArray[np.float32] = self.forward(features)
-        return array
 
     def rows(self, features: Any) -> Rows:
         """`vectors` of a pool; a family whose vectors are mostly 0 returns sparse ones."""

@@ -66,18 +66,19 @@ class NumpyProgramEncoder(BaseEncoder):
 
     def forward(self, features: SparseRows) -> Any:
         """See `BaseEncoder.forward`."""
-        return np.asarray(self.rows(features))
+        features, columns, values = self._shown(features)
+        out = self.given(np.zeros(features.shape, dtype=np.float32))
+        out[self.given(features.owner), columns] = values
+        return out
 
     def rows(self, features: SparseRows) -> SparseRows:
         """See `BaseEncoder.rows`."""
-        features = self._shown(features)
-        return replace(features, values=self._values(features)[1])
+        features, _, values = self._shown(features)
+        return replace(features, values=self.taken(values))
 
-    def _shown(self, features: SparseRows) -> SparseRows:
-        return features.first(self.dim - WORDS) if self.context else features
-
-    def _values(self, features: SparseRows) -> tuple[Any, Any]:
-        """The column and the value of each structure that the items have."""
+    def _shown(self, features: SparseRows) -> tuple[SparseRows, Any, Any]:
+        """What is shown of the items, with the column and the value of each structure that they have."""
+        features = features.first(self.dim - WORDS) if self.context else features
         shares = features.values
         if self.length_penalty:
             structures, owner = features.columns < self.structures, features.owner
@@ -89,7 +90,9 @@ class NumpyProgramEncoder(BaseEncoder):
         weight = self.xp.concatenate([weight, self.given(np.ones(self.dim - len(weight), dtype=np.float32))])
         shown = self.scale * values * weight[columns]
         # What a question's home counts is below 0, so covering it is above 0, whatever the state.
-        return columns, self.xp.where(columns >= self.structures, self.xp.abs(shown), shown) if self.context else shown
+        if self.context:
+            shown = self.xp.where(columns >= self.structures, self.xp.abs(shown), shown)
+        return features, columns, shown
 
     def reads(self) -> tuple[Any, ...]:
         """The inventory."""
