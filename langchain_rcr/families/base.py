@@ -54,6 +54,8 @@ class ModelSettings(Section):
     """The tri-encoder (paper section 2.2, Eq. 4)."""
 
     # A family's settings are a subclass, which redeclares a field with `field` to change its default.
+    needs_base: ClassVar[str | None] = None
+    """Why `base` can't be none; None: it can."""
     family: Annotated[str, OneOf(lambda: {family.name: family.summary for family in families()})] = Field(
         DEFAULT_FAMILY, description="Family of the three encoders."
     )
@@ -87,10 +89,12 @@ class ModelSettings(Section):
     )
 
     @model_validator(mode="after")
-    def _state_fits(self) -> ModelSettings:
+    def _family_fits(self) -> ModelSettings:
         if STATES[self.state].needs_structures and not get_family(self.family).structured:
             advice = "its vectors don't say which structures are covered"
             raise contradiction("model.state", self.state, "model.family", self.family, advice)
+        if self.needs_base and self.base == "none":
+            raise contradiction("model.base", self.base, "model.family", self.family, self.needs_base)
         return self
 
     @classmethod

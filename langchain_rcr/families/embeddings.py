@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.section import contradiction
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import DEFAULT_BASE, Encoders, Family, ModelSettings
 
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 class EmbeddingsSettings(ModelSettings):
     """The tri-encoder over frozen vectors."""
 
+    needs_base = "it reads a pretrained model"
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
     ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
     ngram_init: float = Field(
@@ -33,12 +33,6 @@ class EmbeddingsSettings(ModelSettings):
         -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
     )
     scale: float = Field(20.0, gt=0, description="Factor on the cosines of normalised vectors at the start.")
-
-    @model_validator(mode="after")
-    def _agree(self) -> EmbeddingsSettings:
-        if self.base == "none":
-            raise contradiction("model.base", self.base, "model.family", self.family, "it reads a pretrained model")
-        return self
 
 
 class EmbeddingsFamily(Family):

@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from pydantic import model_validator
-
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.section import contradiction
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import Encoders, Family, ModelSettings
 
@@ -17,14 +14,9 @@ from langchain_rcr.families.base import Encoders, Family, ModelSettings
 class TransformerSettings(ModelSettings):
     """The tri-encoder of three transformers."""
 
+    needs_base = "it trains a pretrained model"
     base: str | None = ModelSettings.field("base", "bert-base-uncased")
     lam: float = ModelSettings.field("lam", 0.1)
-
-    @model_validator(mode="after")
-    def _agree(self) -> TransformerSettings:
-        if self.base == "none":
-            raise contradiction("model.base", self.base, "model.family", self.family, "it trains a pretrained model")
-        return self
 
 
 class TransformerFamily(Family):

@@ -209,11 +209,13 @@ class TriEncoder(Module):
         config = self.config
         policy = [self.family.name, self.dim, config.state, config.lam, config.fade, self.spec.to_json(), settings]
         total = hashlib.sha256(digest(policy).encode())
-        grown = tuple(f"{part}.{name}." for part in PARTS for name in getattr(self, part).grown)
-        arrays = {f"{part}.{name}": array for part in PARTS for name, array in getattr(self, part).tensors().items()}
+        arrays = {
+            f"{part}.{name}": array
+            for part, encoder in zip(PARTS, self.encoders, strict=True)
+            for name, array in encoder.tensors().items()
+            if name.partition(".")[0] not in encoder.grown
+        }
         for name, array in sorted(arrays.items()):
-            if name.startswith(grown):
-                continue
             total.update(f"{name} {list(array.shape)}".encode())
             total.update(np.asarray(array, dtype=np.float32, order="C").data)
         return total.hexdigest()

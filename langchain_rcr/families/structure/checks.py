@@ -36,19 +36,17 @@ def check(encoder: NumpyNeedEncoder, file: Path) -> None:
         shapes[f"{name}.starts"] = (number + 1,)
         shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
     tensors = encoder.tensors()
-    wrong = [name for name, shape in shapes.items() if tensors[name].shape != shape]
-    for name in () if wrong else questions:
-        near = getattr(encoder, name).bags
-        rises = bool((np.diff(near.starts) >= 0).all())
-        ends = near.starts[0] == 0 and near.starts[-1] == near.columns.size
-        if not (rises and ends and _within(near.columns, 0, len(encoder.vocabulary))):
-            wrong = [name]
-    if not wrong and not _within(encoder.phrases, -1, len(encoder.phrases)):
-        wrong = ["phrases"]
-    columns = len(encoder.inventory)
-    if not all(0 <= row < count and 0 <= column < columns for row, column in encoder.descriptions.pairs):
-        wrong = ["described"]
-    if wrong:
+    sound = {name: tensors[name].shape == shape for name, shape in shapes.items()}
+    if all(sound.values()):
+        for name in questions:
+            near = getattr(encoder, name).bags
+            ends = near.starts[0] == 0 and near.starts[-1] == near.columns.size
+            rises = bool((np.diff(near.starts) >= 0).all())
+            sound[name] = ends and rises and _within(near.columns, 0, len(encoder.vocabulary))
+        sound["phrases"] = _within(encoder.phrases, -1, len(encoder.phrases))
+        columns, pairs = len(encoder.inventory), encoder.descriptions.pairs
+        sound["described"] = all(0 <= row < count and 0 <= column < columns for row, column in pairs)
+    if wrong := [name for name, fits in sound.items() if not fits]:
         raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
 
 

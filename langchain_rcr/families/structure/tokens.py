@@ -76,21 +76,18 @@ class TokenBags:
         """(N, rank) unit vectors of texts given by their tokens (T_i, d); zeros for one without tokens."""
         centre, anchors, mass, root = self.centre, self.anchors, self.mass, self.root
         out = np.zeros((len(texts), len(anchors)), dtype=np.float32)
-        start = 0
+        lengths = np.array([len(text) for text in texts], dtype=np.int64)
+        ends, start = np.cumsum(lengths), 0
         while start < len(texts):
-            stop, count = start, 0
-            while stop < len(texts) and (stop == start or count + len(texts[stop]) <= _BLOCK):
-                count += len(texts[stop])
-                stop += 1
+            before = ends[start] - lengths[start]
+            stop = max(start + 1, int(np.searchsorted(ends, before + _BLOCK, side="right")))
             tokens = _unit(np.concatenate(texts[start:stop]).astype(np.float32) - centre)
             below = product(tokens, anchors) - 1
             near, narrow = np.exp(_WIDTH * below), np.exp(_RARITY * below)
             near *= -np.log(np.minimum(narrow @ mass, 1) + _UNSEEN)[:, None]
-            lengths = np.array([len(text) for text in texts[start:stop]])
-            ends = np.cumsum(lengths)[lengths > 0]
-            if len(ends):
-                firsts = np.concatenate([[0], ends[:-1]])
-                out[start:stop][lengths > 0] = np.add.reduceat(near, firsts, axis=0)
+            filled = start + np.flatnonzero(lengths[start:stop])
+            if len(filled):
+                out[filled] = np.add.reduceat(near, ends[filled] - lengths[filled] - before, axis=0)
             start = stop
         return _unit(times(out, root))
 
