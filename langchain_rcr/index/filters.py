@@ -109,9 +109,9 @@ def matches(condition: Filter, example: Mapping[str, Any]) -> bool:
         return any(matches(part, example) for part in condition.parts)
     if isinstance(condition, Not):
         return not matches(condition.part, example)
-    if condition.op == "exists":
-        return (condition.key in example) is condition.value
     there = condition.key in example
+    if condition.op == "exists":
+        return there is condition.value
     return holds(condition.op, example[condition.key], condition.value) if there else condition.op in ("ne", "nin")
 
 

@@ -15,9 +15,6 @@ from langchain_rcr.index.base import TIE
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
 
-_CACHED = 1 << 16
-"""Scores that several operations go over at once: they stay in a core's cache meanwhile."""
-
 MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
@@ -33,7 +30,13 @@ def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, Float
     Returns:
         Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
     """
-    return _first_best(scores, slack) if t == 1 else best_of(near_best(scores, slack, t), slack, t)
+    if t > 1:
+        return best_of(near_best(scores, slack, t), slack, t)
+    floor = scores.max(axis=1) - slack
+    first = (scores >= floor[:, None]).argmax(axis=1)
+    logits = scores[np.arange(len(first)), first]
+    first[logits == -np.inf] = -1
+    return first[:, None], logits[:, None]
 
 
 def best_of(
@@ -58,22 +61,6 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[I
     for values, least in zip(scores, floor, strict=True):
         near = np.flatnonzero(values >= least)
         yield near, values[near]
-
-
-def _first_best(scores: FloatArray, slack: FloatArray) -> tuple[IntArray, FloatArray]:
-    """`best` for t = 1."""
-    if len(scores) == 1:  # faster without arrays of one
-        line = scores[0]
-        top = line[line.argmax()]
-        key = (line >= top - slack[0]).argmax() if top > -np.inf else -1
-        return np.array([[key]]), np.array([[line[key]]])
-    first = np.empty(len(scores), dtype=np.int64)
-    for rows in blocks(len(scores), scores.shape[1], _CACHED):
-        floor = scores[rows].max(axis=1) - slack[rows]
-        first[rows] = (scores[rows] >= floor[:, None]).argmax(axis=1)
-    logits = scores[np.arange(len(first)), first]
-    first[logits == -np.inf] = -1
-    return first[:, None], logits[:, None]
 
 
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[IntArray, FloatArray]:
@@ -169,17 +156,14 @@ def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
     """Log Σ exp(score / τ) of each row of (B, N) scores, (B,); overwrites the scores."""
     if not scores.shape[1]:
         return np.full(len(scores), -np.inf)
-    total = np.empty(len(scores))
-    for rows in blocks(len(scores), scores.shape[1], _CACHED):
-        some = scores[rows]
-        top = some.max(axis=1)
-        shift = np.where(np.isfinite(top), top, np.float32(0.0))
-        some -= shift[:, None]
-        some *= np.float32(1 / tau)
-        np.exp(some, out=some)
-        with np.errstate(divide="ignore"):
-            total[rows] = np.log(some.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
-    return total
+    top = scores.max(axis=1)
+    shift = np.where(np.isfinite(top), top, np.float32(0.0))
+    scores -= shift[:, None]
+    scores *= np.float32(1 / tau)
+    np.exp(scores, out=scores)
+    with np.errstate(divide="ignore"):
+        totals: NDArray[np.float64] = np.log(scores.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
+    return totals
 
 
 def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:

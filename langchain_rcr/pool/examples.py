@@ -252,12 +252,10 @@ def _same(example: Example, other: Example) -> bool:
     if repr(example) == repr(other):  # which is faster
         return True
     texts = _content(example), _content(other)
-    if texts[0] == texts[1]:
-        return True
     try:
         first, second = (json.dumps(json.loads(text, parse_float=_number), sort_keys=True) for text in texts)
     except ValueError:  # written by pformat
-        return False
+        first, second = texts
     return first == second
 
 
