@@ -124,18 +124,20 @@ class StoredDocuments:
         self._make = partial(make, **{_parameter(make): self.embeddings}, **options)
         self._store: VectorStore | None = None
         self.name = "the vector store"
-        self._asking: Any = self._turns()
+        self._unlock()
 
-    def _turns(self) -> Any:
-        return nullcontext() if self._parallel else threading.RLock()
+    def _unlock(self) -> None:
+        self._asking: Any = nullcontext() if self._parallel else threading.RLock()
+        self.changing = threading.RLock()
+        """Held by whoever changes the pool."""
 
     def __getstate__(self) -> dict[str, Any]:
         made = () if self._store is None else ("_make",)
-        return {name: value for name, value in self.__dict__.items() if name not in ("_asking", *made)}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_asking", "changing", *made)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._asking = self._turns()
+        self._unlock()
 
     @property
     def store(self) -> VectorStore:

@@ -161,7 +161,7 @@ class FaissTable(Table):
 
     def pool_vectors(self, keys: IntArray) -> PoolVectors:
         """See `Table.pool_vectors`; E_c to half precision with `fp16`."""
-        with self._shared.reading() as index:
+        with self._shared.entered() as index:
             found = index.reconstruct_batch(np.ascontiguousarray(keys)) if len(keys) else np.empty((0, index.d), "<f4")
         return PoolVectors(found, taken(self._context.rows, keys))
 
@@ -195,7 +195,7 @@ class FaissTable(Table):
         Keys and scores (B, width), best first; −1 and any score where there are fewer.
         """
         faiss = _faiss()
-        with self._shared.reading() as index:
+        with self._shared.entered() as index:
             selector = self._selector(index)
             if isinstance(index, faiss.IndexHNSW) and not everything:
                 ef = max(self._options.ef_search, width)
@@ -218,24 +218,24 @@ class FaissTable(Table):
 
 
 class _Shared:
-    """A FAISS index that many may search or one may change: it is not safe to search while it grows.
+    """A FAISS index that many may enter to search, or one, alone, to change it: it can't be searched while it grows.
 
-    First come, first served: who comes while another waits to write waits, too, until that one is done.
+    First come, first served: who comes while another waits to change it waits, too, until that one is done.
     """
 
     def __init__(self, index: Any) -> None:
         self._index = index
-        self._readers = 0
-        self._queue: list[object] = []
+        self._inside, self._alone = 0, False
+        self._queue = list[object]()
         self._turn = threading.Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        with self.reading() as index:
+        with self.entered() as index:
             return _restored, (_faiss().serialize_index(index).tobytes(),)
 
     @property
     def count(self) -> int:
-        with self.reading() as index:
+        with self.entered() as index:
             return int(index.ntotal)
 
     @property
@@ -245,40 +245,27 @@ class _Shared:
 
     def append(self, vectors: FloatArray) -> None:
         for start in range(0, len(vectors), _AT_ONCE):
-            with self.writing() as index:
+            with self.entered(alone=True) as index:
                 index.add(np.ascontiguousarray(vectors[start : start + _AT_ONCE], dtype=np.float32))
 
     @contextmanager
-    def reading(self) -> Iterator[Any]:
-        with self._at_the_head(), self._turn:
-            self._readers += 1
-        try:
-            yield self._index
-        finally:
-            with self._turn:
-                self._readers -= 1
-                self._turn.notify_all()
-
-    @contextmanager
-    def writing(self) -> Iterator[Any]:
-        with self._at_the_head():
-            with self._turn:
-                self._turn.wait_for(lambda: not self._readers)
-            yield self._index
-
-    @contextmanager
-    def _at_the_head(self) -> Iterator[None]:
-        """Wait to be the first in the queue, and leave it at the end."""
+    def entered(self, *, alone: bool = False) -> Iterator[Any]:
         ticket = object()
         with self._turn:
             self._queue.append(ticket)
+            try:
+                self._turn.wait_for(
+                    lambda: self._queue[0] is ticket and not self._alone and not (alone and self._inside)
+                )
+                self._inside, self._alone = self._inside + 1, alone
+            finally:
+                self._queue.remove(ticket)
+                self._turn.notify_all()
         try:
-            with self._turn:
-                self._turn.wait_for(lambda: self._queue[0] is ticket)
-            yield
+            yield self._index
         finally:
             with self._turn:
-                self._queue.remove(ticket)
+                self._inside, self._alone = self._inside - 1, False
                 self._turn.notify_all()
 
 

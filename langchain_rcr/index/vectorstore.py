@@ -9,7 +9,6 @@ ranked again with E_c itself, which is kept beside E_z in the documents' metadat
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -98,26 +97,18 @@ class VectorStoreIndex(InThisThread):
         self._scan_limit, self._partition = scan_limit, partition
         own = filter_translator is not None
         self.documents = StoredDocuments(store, pool, scan_limit, filters=own, parallel=parallel, **options)
-        self._lock = threading.RLock()
 
     @property
     def name(self) -> str:
         """The store's."""
         return self.documents.name
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self._lock = threading.RLock()
-
     def __repr__(self) -> str:
         return f"VectorStoreIndex({self.name})"
 
     def bind(self, fingerprint: str, dim: int) -> None:
         """See `CandidateIndex.bind`. Makes the store."""
-        with self._lock:
+        with self.documents.changing:
             try:
                 self.documents.open(dim)
                 header = self.documents.header()
@@ -170,7 +161,7 @@ class VectorStoreIndex(InThisThread):
             InputError: vectors of another number or length, or with numbers that are not finite, or longer than the
                 bound.
         """
-        with self._lock:
+        with self.documents.changing:
             header = self._bound()
             check_vectors(len(rows), vectors, header.dim)
             if not rows:
@@ -211,7 +202,7 @@ class VectorStoreIndex(InThisThread):
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; unknown ids are ignored. Returns how many there were."""
-        with self._lock:
+        with self.documents.changing:
             header, there = self._bound(), sorted(self.known(ids))
             if there:
                 self.documents.remove(there)

@@ -4,6 +4,7 @@ import pickle
 import sys
 import threading
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -269,8 +270,8 @@ def test_many_read_or_one_writes_and_neither_keeps_the_other_out():
                 index.work(kind)
             turns[kind] += 1
 
-    threads = [threading.Thread(target=work, args=("read", shared.reading)) for _ in range(6)]
-    threads += [threading.Thread(target=work, args=("write", shared.writing)) for _ in range(2)]
+    threads = [threading.Thread(target=work, args=("read", shared.entered)) for _ in range(6)]
+    threads += [threading.Thread(target=work, args=("write", partial(shared.entered, alone=True))) for _ in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
