@@ -177,7 +177,7 @@ class VectorStoreIndex(InThisThread):
             documents = [self.documents.document(key, *one) for key, one in enumerate(each, start=header.next)]
             ids = [row.id for row in rows]
             going = replaced(ids, replace)
-            there = self.known([*ids, *going])
+            there = {row.id for row in self.rows([*ids, *going])}
             gone = there & {*going}
             check_ids(ids, (there - gone) & {*ids})
             if gone:
@@ -203,15 +203,11 @@ class VectorStoreIndex(InThisThread):
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; unknown ids are ignored. Returns how many there were."""
         with self.documents.changing:
-            header, there = self._bound(), sorted(self.known(ids))
+            header, there = self._bound(), sorted(row.id for row in self.rows(ids))
             if there:
                 self.documents.remove(there)
                 self.documents.write_header(dataclasses.replace(header, count=header.count - len(there)))
             return len(there)
-
-    def known(self, ids: Sequence[str]) -> set[str]:
-        """Which of these ids are there."""
-        return {row.id for row in self.rows(ids)}
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all that the store finds."""
