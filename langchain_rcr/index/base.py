@@ -158,14 +158,13 @@ class CandidateIndex(Protocol):
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """`run` for a caller on any event loop, which goes on with other work meanwhile."""
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
         """Add examples, all or none; the next `read` sees them.
 
         Args:
             rows: the examples, ids unique among them; nobody may change them afterwards.
             vectors: E_c and E_z of each.
-            replace: True: an example whose id is there takes the other's place (with a key of its own). Or ids: the
-                examples that have them go in the same change.
+            replace: ids; the examples that have them go in the same change. One that comes back has another key.
 
         Raises:
             PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
@@ -217,11 +216,6 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
         raise InputError(f"vectors of {length} numbers can't enter an index that holds vectors of {dim}")
     if not (math.isfinite(longest(vectors.candidate)) and math.isfinite(longest(vectors.context))):
         raise InputError("vectors of examples are not finite numbers: the encoder or its embeddings are broken")
-
-
-def replaced(ids: Sequence[str], replace: bool | Collection[str]) -> list[str]:
-    """The ids whose examples go when those of `ids` come; `replace`: see `CandidateIndex.add`."""
-    return list(replace if not isinstance(replace, bool) else ids if replace else ())
 
 
 def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, growing, longest
 from langchain_rcr.errors import CheckpointError
-from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, check_ids, check_vectors, replaced
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 
 T = TypeVar("T")
@@ -209,7 +209,7 @@ class LocalIndex(InThisThread, ABC):
             table = table.allowing(table.rows.passing(where, len(table)) & table.allowed)
         yield table.opened()
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
         """Add examples, all or none; see `CandidateIndex.add`.
 
         Raises:
@@ -219,7 +219,7 @@ class LocalIndex(InThisThread, ABC):
         ids = [row.id for row in rows]
         with self._lock:
             check_vectors(len(rows), vectors, self._dim)
-            gone = self._keys.keys() & replaced(ids, replace)
+            gone = self._keys.keys() & set(replace)
             check_ids(ids, (self._keys.keys() & ids) - gone)
             if not rows:
                 return

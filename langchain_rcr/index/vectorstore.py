@@ -27,7 +27,6 @@ from langchain_rcr.index.base import (
     Seen,
     check_ids,
     check_vectors,
-    replaced,
 )
 from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded, store_filter
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
@@ -153,7 +152,7 @@ class VectorStoreIndex(InThisThread):
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
             yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
         """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
 
         Raises:
@@ -176,9 +175,8 @@ class VectorStoreIndex(InThisThread):
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self.documents.document(key, *one) for key, one in enumerate(each, start=header.next)]
             ids = [row.id for row in rows]
-            going = replaced(ids, replace)
-            there = {row.id for row in self.rows([*ids, *going])}
-            gone = there & {*going}
+            there = {row.id for row in self.rows([*ids, *replace])}
+            gone = there & {*replace}
             check_ids(ids, (there - gone) & {*ids})
             if gone:
                 self.documents.remove(sorted(gone))

@@ -194,7 +194,8 @@ class ExampleStore:
         """
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
-            self.index.add(_rows(pool), self.encoder.encode_pool(pool.items(self.encoder.prefer)), replace=replace)
+            vectors = self.encoder.encode_pool(pool.items(self.encoder.prefer))
+            self.index.add(_rows(pool), vectors, replace=pool.ids if replace else ())
             self.encoder.grow(pool.items())
             self._say_unread(pool)
             if self.needs_refit:

@@ -129,7 +129,7 @@ def test_replacing_gives_a_new_row_with_a_key_of_its_own(index):
     index.add(
         [Row("0-2", {"source": "other", "kind": "x"}, 7), Row("more", {"source": "more"}, 8)],
         PoolVectors(*np.full((2, 2, 4), 5, dtype=np.float32)),
-        replace=True,
+        replace=["0-2", "more"],
     )
     assert index.count() == 5
     assert everything(index) == ["0-0", "0-1", "0-3", "0-2", "more"]
@@ -142,8 +142,8 @@ def test_replacing_gives_a_new_row_with_a_key_of_its_own(index):
 @pytest.mark.parametrize(
     ("rows", "replace", "message"),
     [
-        (rows_of("a", "0-1"), False, "the id '0-1' is taken by another example"),
-        (rows_of("a", "a"), True, "the id 'a' is taken by another example"),
+        (rows_of("a", "0-1"), [], "the id '0-1' is taken by another example"),
+        (rows_of("a", "a"), ["a"], "the id 'a' is taken by another example"),
     ],
 )
 def test_a_taken_id_adds_nothing(index, rows, replace, message):
@@ -331,7 +331,7 @@ def test_any_history_gives_the_picks_of_the_plain_one(name, steps, asked, seed):
         else:
             rows = [Row(one, {"source": "q", "level": int(rng.integers(0, 3))}, 0) for one in ids]
             pool = PoolVectors(*rng.integers(-1, 2, size=(2, len(ids), 2)).astype(np.float32))  # many duplicates
-            index.add(rows, pool, replace=True)
+            index.add(rows, pool, replace=ids)
             plain.add(rows, pool)
     assert index.count() == len(plain.rows)
     assert everything_of(index) == [entry[0].id for entry in plain.rows]

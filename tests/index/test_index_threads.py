@@ -28,6 +28,10 @@ def approximate_from_the_first_row(monkeypatch):
     monkeypatch.setattr("langchain_rcr.index.faiss._SMALL", 0)
 
 
+def ids_of(number):
+    return [f"{number}-{n}" for n in range(GROUP)]
+
+
 def group(number, version):
     rows = [
         Row(f"{number}-{n}", {"source": f"q {number}", "group": number, "version": version, "n": n}, number)
@@ -91,10 +95,10 @@ def test_32_readers_see_whole_changes_alone(name, monkeypatch):
             for version in range(25):
                 number = int(rng.integers(which * 10 + 10, which * 10 + 20))
                 if rng.random() < 0.4:
-                    index.delete([f"{number}-{n}" for n in range(GROUP)])
+                    index.delete(ids_of(number))
                 else:
-                    index.add(*group(number, version), replace=True)
-                index.add(*group(3, version + 100 * which), replace=True)
+                    index.add(*group(number, version), replace=ids_of(number))
+                index.add(*group(3, version + 100 * which), replace=ids_of(3))
         except Exception as error:
             wrong.append(error)
 

@@ -73,7 +73,7 @@ def test_whole_sequences_are_those_of_memory(make, options):
     indexes = [filled(index, rows, vectors) for index in (MemoryIndex(), make(partition=COUNT))]
     for index in indexes:
         assert index.delete([str(n) for n in range(0, COUNT, 7)]) == len(range(0, COUNT, 7))
-        index.add(rows[20:40], part(vectors, slice(20, 40)), replace=True)
+        index.add(rows[20:40], part(vectors, slice(20, 40)), replace=[row.id for row in rows[20:40]])
     queries = np.random.default_rng(1).normal(size=(8, DIM)).astype(np.float32)
     for where in (None, parse_filter({"level": {"$in": [1, 3]}})):
         (expected, plain), (found, other) = (picks(index, queries, options, where) for index in indexes)

@@ -206,7 +206,7 @@ def test_adding_replacing_and_deleting(filled):
         old = reader.search(state, 10, [NOTHING])[0]
         highest = old.max()
     new_rows, new_vectors = make(np.random.default_rng(2), 4, start=8)
-    index.add(new_rows, new_vectors, replace=True)
+    index.add(new_rows, new_vectors, replace=[row.id for row in new_rows])
     assert index.count() == 12
     assert known(index, ["id 0", "id 11", "id 12", "", "\0", "\ud800"]) == {"id 0", "id 11"}
     with reading(index) as reader:

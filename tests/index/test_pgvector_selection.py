@@ -34,7 +34,7 @@ def both(postgres_url):
         index.bind("f", DIM)
         index.add(rows, vectors)
         index.delete([str(n) for n in range(0, COUNT, 7)])
-        index.add(rows[20:40], some, replace=True)
+        index.add(rows[20:40], some, replace=[row.id for row in rows[20:40]])
     assert indexes[0].count() == indexes[1].count()
     yield indexes
     indexes[1].close()

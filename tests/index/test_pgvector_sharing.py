@@ -167,7 +167,7 @@ def test_concurrent_writers(new):
 
     def replace(n):
         which = (index, other)[n % 2]
-        which.add(*rows(*(ids if n % 2 else reversed(ids)), value=n), replace=True)
+        which.add(*rows(*(ids if n % 2 else reversed(ids)), value=n), replace=ids)
 
     with ThreadPoolExecutor(8) as threads:
         list(threads.map(replace, range(24)))

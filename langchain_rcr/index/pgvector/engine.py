@@ -15,7 +15,7 @@ from typing import Any, Literal, TypeVar
 
 from langchain_rcr.basics.background import background
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError
-from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors, replaced
+from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.filters import Filter
 
 try:
@@ -232,7 +232,7 @@ class PgVectorIndex:
                 await reader.filter(where)
             yield reader
 
-    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: bool | Collection[str] = False) -> None:
+    def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
         """Add examples, all or none; see `CandidateIndex.add`.
 
         Raises:
@@ -250,8 +250,7 @@ class PgVectorIndex:
                 raise PoolError(msg)
         packed = [(row.id, Jsonb(to_json(row.example, row.id), dumps=str), Int8(row.program)) for row in rows]
         if packed:
-            gone = [*filter(storable, replaced([row.id for row in rows], replace))]
-            self.run(self._add(packed, vectors, gone, *self._bound))
+            self.run(self._add(packed, vectors, [*filter(storable, replace)], *self._bound))
 
     async def _add(self, packed: list[Any], vectors: PoolVectors, gone: list[str], *binding: Any) -> None:
         ids = [row[0] for row in packed]
