@@ -8,6 +8,7 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from itertools import compress
 from typing import Any, Self, TypeVar
 
@@ -25,19 +26,13 @@ _FILTERS_KEPT = 64
 """Filters for which an index remembers what passes."""
 
 
-class _Turns:
-    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro."""
+@cache
+def _turns(process: int) -> threading.BoundedSemaphore:
+    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro.
 
-    def __init__(self) -> None:
-        self._start()
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._start)  # threads that hold one are not in the child
-
-    def _start(self) -> None:
-        self.free = threading.BoundedSemaphore(os.cpu_count() or 1)
-
-
-_turns = _Turns()
+    A forked process has its own, since the threads that hold one are not in it.
+    """
+    return threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 class _Rows(list[Row]):
@@ -175,7 +170,7 @@ class LocalIndex(InThisThread, ABC):
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the caller's thread, when it has a turn."""
-        with _turns.free:
+        with _turns(os.getpid()):
             return super().run(work)
 
     def bind(self, fingerprint: str, dim: int) -> None:

@@ -24,7 +24,9 @@ INDEX.add([Row(str(n), {}, n) for n in range(5)], PoolVectors(VECTORS, VECTORS))
 @pytest.fixture(autouse=True)
 def two_cores(monkeypatch):
     monkeypatch.setattr(os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(local, "_turns", local._Turns())
+    local._turns.cache_clear()
+    yield
+    local._turns.cache_clear()
 
 
 def picks():
@@ -72,7 +74,7 @@ def test_an_error_gives_the_turn_back(monkeypatch):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 def test_a_forked_process_has_all_turns():
-    with warnings.catch_warnings(), local._turns.free, local._turns.free:
+    with warnings.catch_warnings(), local._turns(os.getpid()), local._turns(os.getpid()):
         warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for forking with threads
         child = os.fork()
         if not child:
