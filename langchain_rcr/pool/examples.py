@@ -107,15 +107,11 @@ class ExamplePool:
         """What the encoders read of an example, or a `PoolError`: the only place where its fields become text."""
         if not isinstance(example, Mapping):
             raise PoolError(f"{where} must be a mapping with {self.keys}, not {_kind(example)}")
-        return Item(self._question(example, where), _text(example, self.target_key, where, what=" (the program)"))
-
-    def _question(self, example: Example, where: str) -> str:
-        if len(self.source_keys) == 1:
-            return _text(example, self.source_keys[0], where)
-        question = " ".join(_text(example, key, where, blank=True) for key in self.source_keys)
+        several = len(self.source_keys) > 1  # of which one may be blank
+        question = " ".join(_text(example, key, where, blank=several) for key in self.source_keys)
         if not question.strip():
             raise PoolError(f"{where}: {' and '.join(map(repr, self.source_keys))} are blank")
-        return question
+        return Item(question, _text(example, self.target_key, where, what=" (the program)"))
 
     def items(self, prefer: str | None = None) -> list[Item]:
         """(N,) what the encoders read of each example; `prefer` names the field that is its `home`."""

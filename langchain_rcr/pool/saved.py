@@ -160,15 +160,12 @@ def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, A
             return list(rows)
     except (ValueError, RecursionError):
         pass
-    # One by one, which finds the line that is wrong.
-    return [_row(line, where(at)) for at, line in enumerate(lines)]
-
-
-def _row(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise PoolError(f"{where}: not JSON ({error})") from error
-    if not isinstance(row, dict):
-        raise PoolError(f"{where}: must be a JSON object, not {type(row).__name__}")
-    return row
+    rows = []
+    for at, line in enumerate(lines):  # which finds the one that is wrong
+        try:
+            rows.append(json.loads(line))
+        except (ValueError, RecursionError) as error:
+            raise PoolError(f"{where(at)}: not JSON ({error})") from error
+        if not isinstance(rows[-1], dict):
+            raise PoolError(f"{where(at)}: must be a JSON object, not {type(rows[-1]).__name__}")
+    return rows
