@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows, taken
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Row
-from langchain_rcr.index.columns import ColumnTable
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.memory import ColumnTable, MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
 
 Kind = Literal["flat", "hnsw", "ivf"]

@@ -5,11 +5,10 @@ import pytest
 
 from langchain_rcr.basics.rows import sparse
 from langchain_rcr.families.state import SaturatingState
-from langchain_rcr.index import columns as module
+from langchain_rcr.index import memory as module
 from langchain_rcr.index.base import InThisThread, PoolVectors, Row
-from langchain_rcr.index.columns import ColumnTable
 from langchain_rcr.index.faiss import FaissIndex
-from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.memory import ColumnTable, MatrixTable
 from langchain_rcr.policy.selection import Options, select
 
 NOTHING = np.empty((1, 0), dtype=np.int64)
