@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
+import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from threading import RLock
 from typing import Any
 
 import numpy as np
 
 from langchain_rcr.basics.files import atomic_directory, write_json
+from langchain_rcr.basics.progress import Stopped, stoppable
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
@@ -25,7 +29,6 @@ from langchain_rcr.policy.checkpoint import Runtime, check_folder
 from langchain_rcr.policy.manifest import seal
 from langchain_rcr.policy.triencoder import FEWEST, TriEncoder
 from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier
-from langchain_rcr.pool.refits import Refits, started
 from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE, write_jsonl
 from langchain_rcr.pool.served import Served
 
@@ -33,6 +36,14 @@ logger = logging.getLogger(__name__)
 
 _MOST_READ_AT_ONCE = 5_000
 """Examples that a filled engine held before, for which opening it waits; more are read in the background."""
+_BURST_S = 1.0
+"""After the addition that asks for a fit: what comes in a burst is fitted to at once."""
+_REST = 9.0
+"""Times as long as the last fit took that the next one waits: however much is added, fits take a tenth of the time."""
+_LONGEST_END_S = 10.0
+"""That the end of the process waits for a fit to notice it."""
+_ending = threading.Event()
+_threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ExampleStore:
@@ -94,14 +105,16 @@ class ExampleStore:
         if more > _MOST_READ_AT_ONCE:
             where = type(self.index).__name__
             logger.info("learning in the background from %d examples in %s", more, where)
-            started(partial(_learn_stored, self.now, pool), f"nothing was learnt from the examples in {where}")
+            _started(partial(_learn_stored, self.now, pool), f"nothing was learnt from the examples in {where}")
         elif more > 0:
             _learn_stored(self.now, pool)
 
     def _begin(self, now: Served) -> None:
         self.now = now
-        self._changing, self._refitting = RLock(), RLock()
-        self._refits, self._stale = Refits(self), False
+        self._changing, self._refitting = threading.RLock(), threading.RLock()
+        self._stale, self._unfit = False, False
+        """Whether a fit is due; whether one in the background has failed."""
+        self._fitting: threading.Thread | None = None
 
     @property
     def encoder(self) -> TriEncoder:
@@ -199,8 +212,10 @@ class ExampleStore:
             self.encoder.grow(pool.items())
             self._say_unread(pool)
             if self.needs_refit:
-                if refit and isinstance(self.index, LocalIndex) and not self._refits.failed:
-                    self._refits.begin()
+                if refit and isinstance(self.index, LocalIndex) and not self._unfit:
+                    if self._fitting is None or not self._fitting.is_alive():  # not alive: left behind by a fork
+                        failure = "a refit in the background failed; refit() tries again"
+                        self._fitting = _started(partial(_keep_fitted, weakref.ref(self)), failure)
                 elif not stale:
                     logger.warning(
                         "%d examples, many of them new to the fit: call refit(), or await arefit()", self.index.count()
@@ -318,3 +333,46 @@ def _signatures(pool: ExamplePool, encoder: TriEncoder) -> list[tuple[str, ...]]
     """Of each example its id and what the encoders read of it: what its vectors belong to."""
     items = pool.items(encoder.prefer)
     return [(one, *item[:2], *filter(None, item[2:])) for one, item in zip(pool.ids, items, strict=True)]
+
+
+def _keep_fitted(reference: weakref.ref[ExampleStore]) -> None:
+    """Fit a store anew, once after the other, while so much was added that a fit is worth its time."""
+    pause = _BURST_S
+    while not _ending.wait(pause) and (store := reference()) is not None:
+        with store._changing:
+            if not store.needs_refit:
+                store._fitting = None
+                return
+        began = time.monotonic()
+        try:
+            store.refit()
+        except Exception:
+            store._unfit = True
+            raise
+        pause = max(_BURST_S, _REST * (time.monotonic() - began))
+        del store
+
+
+def _started(work: Callable[[], None], failure: str) -> threading.Thread:
+    """A thread that does some work, and is told to stop when the process ends; a failure is logged with this line."""
+
+    def run() -> None:
+        try:
+            with suppress(Stopped), stoppable(_ending):
+                work()
+        except Exception:
+            if not _ending.is_set():  # then all sorts of things fail
+                logger.warning("%s", failure, exc_info=True)
+
+    thread = threading.Thread(target=run, name="langchain-rcr-store", daemon=True)
+    _threads.add(thread)
+    thread.start()
+    return thread
+
+
+@atexit.register
+def _stop() -> None:
+    _ending.set()
+    until = time.monotonic() + _LONGEST_END_S
+    for thread in tuple(_threads):
+        thread.join(max(0.0, until - time.monotonic()))
