@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
@@ -17,6 +18,11 @@ from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.memory import ColumnTable, MatrixTable
 from langchain_rcr.index.ranking import best_fetched, log_sums, slack
+
+try:
+    faiss: Any = import_module("faiss")  # whose types are few and wrong
+except ImportError:
+    raise MissingExtraError("faiss", "faiss") from None
 
 Kind = Literal["flat", "hnsw", "ivf"]
 
@@ -102,7 +108,7 @@ class FaissIndex(LocalIndex):
     FAISS uses as many threads as OMP_NUM_THREADS says.
 
     Raises:
-        MissingExtraError: FAISS is not installed.
+        MissingExtraError: FAISS is not installed (when this module is imported).
         InputError: an option is out of range.
     """
 
@@ -118,7 +124,6 @@ class FaissIndex(LocalIndex):
         nprobe: int | None = None,
         train_from: int = 10_000,
     ) -> None:
-        _faiss()
         self.options = FaissOptions(kind, fp16, m, ef_construction, ef_search, nlist, nprobe, train_from)
         super().__init__()
 
@@ -193,7 +198,6 @@ class FaissTable(Table):
 
         Keys and scores (B, width), best first; −1 and any score where there are fewer.
         """
-        faiss = _faiss()
         with self._shared.entered() as index:
             selector = self._selector(index)
             if isinstance(index, faiss.IndexHNSW) and not everything:
@@ -212,8 +216,8 @@ class FaissTable(Table):
 
     def _selector(self, index: Any) -> Any:
         if self._allowed is not None:
-            return _faiss().IDSelectorBitmap(np.packbits(self._allowed, bitorder="little"))
-        return _faiss().IDSelectorRange(0, len(self)) if index.ntotal > len(self) else None
+            return faiss.IDSelectorBitmap(np.packbits(self._allowed, bitorder="little"))
+        return faiss.IDSelectorRange(0, len(self)) if index.ntotal > len(self) else None
 
 
 class _Shared:
@@ -230,7 +234,7 @@ class _Shared:
 
     def __reduce__(self) -> tuple[Any, ...]:
         with self.entered() as index:
-            return _restored, (_faiss().serialize_index(index).tobytes(),)
+            return _restored, (faiss.serialize_index(index).tobytes(),)
 
     @property
     def count(self) -> int:
@@ -240,7 +244,7 @@ class _Shared:
     @property
     def trained(self) -> bool:
         """Whether it is one of inverted lists."""
-        return isinstance(self._index, _faiss().IndexRefine)
+        return isinstance(self._index, faiss.IndexRefine)
 
     def append(self, vectors: FloatArray) -> None:
         for start in range(0, len(vectors), _AT_ONCE):
@@ -270,7 +274,6 @@ class _Shared:
 
 def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
     """An empty FAISS index for vectors of this length, trained on these."""
-    faiss = _faiss()
     dim, product, half = vectors.shape[1], faiss.METRIC_INNER_PRODUCT, faiss.ScalarQuantizer.QT_fp16
     lists = options.lists(len(vectors))
     if options.kind == "hnsw":
@@ -290,7 +293,6 @@ def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
 
 def _inverted(vectors: FloatArray, lists: int) -> Any:
     """Inverted lists, to be trained, of these vectors' (N, D) first principal directions, in 4 bits for each two."""
-    faiss = _faiss()
     some, length = vectors[:: -(-len(vectors) // _SAMPLED)], vectors.shape[1]
     halves = max(1, min(length, _DIRECTIONS) // 2)
     turn = faiss.LinearTransform(length, min(length, 2 * halves), False)
@@ -307,19 +309,10 @@ def _inverted(vectors: FloatArray, lists: int) -> Any:
 
 def _in_full(index: Any) -> Any:
     """What searches all rows of an index exactly, as far as they are kept so."""
-    faiss = _faiss()
     if isinstance(index, faiss.IndexHNSW):
         return faiss.downcast_index(index.storage)
     return faiss.downcast_index(index.refine_index) if isinstance(index, faiss.IndexRefine) else index
 
 
 def _restored(serialized: bytes) -> _Shared:
-    return _Shared(_faiss().deserialize_index(np.frombuffer(serialized, dtype=np.uint8)))
-
-
-def _faiss() -> Any:
-    try:
-        import faiss
-    except ImportError:
-        raise MissingExtraError("faiss", "faiss") from None
-    return faiss
+    return _Shared(faiss.deserialize_index(np.frombuffer(serialized, dtype=np.uint8)))

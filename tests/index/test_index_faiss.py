@@ -9,6 +9,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import langchain_rcr
 from langchain_rcr.basics.rows import longest
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.families.state import AdditiveState
@@ -240,9 +241,12 @@ def test_a_state_that_is_not_finite_is_an_error():
 
 
 def test_without_faiss_the_extra_is_named(monkeypatch):
+    assert langchain_rcr.FaissIndex is FaissIndex
+    monkeypatch.delitem(vars(langchain_rcr), "FaissIndex")
+    monkeypatch.delitem(sys.modules, "langchain_rcr.index.faiss")
     monkeypatch.setitem(sys.modules, "faiss", None)
     with pytest.raises(MissingExtraError, match=r"faiss is not installed: pip install 'langchain-rcr\[faiss\]'"):
-        FaissIndex()
+        langchain_rcr.FaissIndex()
 
 
 class Slow:
