@@ -152,7 +152,7 @@ def test_from_a_large_engine_it_learns_in_the_background(
     retriever.save(tmp_path)
     retriever.add_examples(rows("purple"))
     every = index.rows
-    monkeypatch.setattr(index, "rows", lambda *ids: reading.wait(60) and every(*ids))
+    monkeypatch.setattr(index, "rows", lambda *ids: (ids or reading.wait(60)) and every(*ids))
     again = make.from_pretrained(tmp_path, index=index)
     assert again.invoke("is there a black zebra")  # before anything was read
     assert again.store.encoder.query.additions is None
