@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai_server import OpenAIServer
 from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.calls import Calls
@@ -93,8 +94,24 @@ def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyP
     assert model._sent == {"model": "m", "max_completion_tokens": 7, "temperature": 0.0}
     assert model._url == "https://api.openai.com/v1/chat/completions"
     assert model._http.headers["Authorization"] == "Bearer sk-mine"
+    assert "OpenAI-Organization" not in model._http.headers
     assert found.longest == 7
     assert "api.openai.com" in model.place
+
+
+@pytest.mark.slow
+def test_who_pays_may_be_named_and_a_key_that_is_none_is_for_the_server_to_refuse(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
+    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-2")
+    monkeypatch.setenv("OPENAI_API_KEY", "“sk-copied”")
+    _, model = backend()
+    headers = dict(model._http.headers.raw)
+    assert (headers[b"OpenAI-Organization"], headers[b"OpenAI-Project"]) == (b"org-1", b"proj-2")
+    with OpenAIServer() as server, open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm:
+        llm.generate(["a"])
+    assert server.requests[0].authorization.encode("latin-1").decode() == "Bearer “sk-copied”"
 
 
 @pytest.mark.slow

@@ -35,6 +35,8 @@ _LONGEST_TEXT = 1 << 20
 _MOST_TOKENS = 10_000_000
 """Tokens that no model reads or writes in one call; the longest contexts have up to this many."""
 _OPENAI = "https://api.openai.com/v1"
+_PAYERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
+"""Who pays, of those that a key may name: header and environment variable."""
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
@@ -102,9 +104,11 @@ class Server(Model):
         if settings.temperature is not None:
             self._sent["temperature"] = settings.temperature
         self._url = f"{address.rstrip('/')}/{'chat/completions' if self._is_chat else 'completions'}"
+        # Other servers take any key. The HTTP client would also ask for encodings that it decodes without limit.
+        headers = {"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "gzip"}
+        headers |= {name: os.environ[variable] for name, variable in _PAYERS.items() if os.environ.get(variable)}
         self._http = httpx.AsyncClient(
-            # Other servers take any key. The HTTP client would also ask for encodings that it decodes without limit.
-            headers={"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "gzip"},
+            headers=[(name.encode(), text.encode()) for name, text in headers.items()],
             timeout=settings.timeout,
             proxy=os.environ.get("OPENAI_PROXY"),
             limits=httpx.Limits(),
@@ -119,7 +123,7 @@ class Server(Model):
             messages += [(("user", "assistant")[n % 2], turn) for n, turn in enumerate(asked.turns)]
             sent["messages"] = [{"role": role, "content": text} for role, text in messages]
         else:
-            sent |= {"prompt": [str(asked)], "top_p": 1}  # which other values of a server's own would replace
+            sent |= {"prompt": [str(asked)], "top_p": 1}  # where a server has another default
         body = await self._post(sent)
         return [_read(body["choices"][0], body["usage"], stop, is_chat=self._is_chat)]
 
