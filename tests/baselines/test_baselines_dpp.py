@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.baselines.dpp import DPPSelector
+from rcr_trainer.baselines.dense import DenseSelector, DPPSelector
 from toys import tuned
 
 PLANE = {"query": [2, 0], "same": [1, 0], "near": [0.8, 0.6], "far": [0, 1], "nothing": [0, 0]}

@@ -9,8 +9,7 @@ import pytest
 from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.baselines.random import NoneSelector
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.exact_match import Answerer
-from rcr_trainer.evaluation.harness import evaluate
+from rcr_trainer.evaluation.harness import Answerer, evaluate
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
 from rcr_trainer.evaluation.table import table
 from rcr_trainer.llm.cache import Answer

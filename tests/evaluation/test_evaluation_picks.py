@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.exact_match import Answerer
-from rcr_trainer.evaluation.harness import evaluate
+from rcr_trainer.evaluation.harness import Answerer, evaluate
 from rcr_trainer.evaluation.report import read_picks, write_picks
 from rcr_trainer.llm.cache import Answer
 

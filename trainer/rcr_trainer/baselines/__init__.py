@@ -21,7 +21,7 @@ BASELINES = {
     "contriever": "rcr_trainer.baselines.dense:ContrieverSelector",
     "dense": "rcr_trainer.baselines.dense:DenseSelector",
     "mmr": "rcr_trainer.baselines.dense:MMRSelector",
-    "dpp": "rcr_trainer.baselines.dpp:DPPSelector",
+    "dpp": "rcr_trainer.baselines.dense:DPPSelector",
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
     "knn_structures": "rcr_trainer.baselines.greedy:KNNStructuresSelector",
     "dail_sql": "rcr_trainer.baselines.linking:DAILSQLSelector",

@@ -1,9 +1,9 @@
-"""Selectors that embed questions: top-k by similarity, and maximal marginal relevance."""
+"""Selectors that embed questions: top-k by similarity, maximal marginal relevance, and a point process."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -11,6 +11,8 @@ import numpy as np
 from langchain_rcr.families.model_files import unit
 from langchain_rcr.index.ranking import places
 from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_k
+
+_NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
 
 
 class EmbeddingSelector(Baseline):
@@ -105,3 +107,99 @@ class MMRSelector(EmbeddingSelector):
             np.maximum(redundancy, self._similarity(self._vectors[self._row_of[last]]), out=redundancy)
             picked[:, t] = (relevance - np.float32(1 - self.lambda_mult) * redundancy).argmax(axis=1)
         return picked
+
+
+class DPPSelector(EmbeddingSelector):
+    """A determinantal point process conditioned on the query: like it, and of large volume together (CEIL's TopK-DPP).
+
+    The kernel is L = diag(q) S diag(q) with q = exp(r / 2λ), relevance r = (1 + cos(query, c)) / 2 and similarity
+    S = (1 + cos(c, c')) / 2, so log det L_Y = Σ r / λ + log det S_Y: picks, one after the other, the example with the
+    largest log(new volume) + relevance / λ. This mode over the candidates most like the query is approximated by the
+    greedy algorithm with an incremental Cholesky factor of Chen, Zhang and Zhou, "Fast Greedy MAP Inference for
+    Determinantal Point Process to Improve Recommendation Diversity", NeurIPS 2018, Algorithm 1. Candidates that add no
+    volume (copies of picks) come next, then those outside the shortlist; both by relevance.
+
+    Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning" (CEIL), ICML 2023, arXiv
+    2302.05698, sections 3.1 and 3.3, and their code for the shortlist's length and the map of cosines to [0, 1].
+    Departures: embeddings are not trained (one of CEIL's own baselines); the factor is that of S, with r / λ added to
+    the logarithm of each volume, which picks the same and can't overflow; a prompt shows the first pick last, where
+    that code puts the most similar first.
+
+    Attributes:
+        lam: λ above 0; the smaller, the more relevance counts.
+        fetch_k: length of the shortlist, the candidates most like the query.
+    """
+
+    name: ClassVar[str] = "dpp"
+    trade_off: ClassVar[TradeOff | None] = TradeOff("lam", (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
+    lam: float = 0.1
+    fetch_k: int = 100
+
+    def _fit(self) -> None:
+        super()._fit()
+        self._use(self._vectors)
+
+    def _use(self, vectors: np.ndarray) -> None:
+        """Rank by these unit vectors (U, D) of the pool's distinct texts."""
+        self._vectors = vectors
+        lengths = np.linalg.norm(vectors, axis=1)
+        self._own_volume = (1 + np.round(lengths, 5).astype(np.float64)) / 2  # 1/2 for a zero vector
+
+    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
+        n_fetched = min(self.fetch_k, len(self.examples))
+        steps = min(k, n_fetched)
+        # In ascending order of position, so that ties go to the lowest here too.
+        fetched = np.sort(top_k(similarity, n_fetched, excluded), axis=1)
+        rows = np.arange(len(fetched))
+
+        def similar_to(last: np.ndarray) -> np.ndarray:
+            to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
+            return np.take_along_axis(to_pick, fetched, axis=1)
+
+        quality = np.take_along_axis(similarity, fetched, axis=1) / self.lam
+        chosen = greedy_map(quality, self._own_volume[self._row_of[fetched]], similar_to, steps)
+        picked = np.take_along_axis(fetched, chosen, axis=1)
+        if k == steps:
+            return picked
+        np.put_along_axis(similarity, fetched, -np.inf, axis=1)
+        return np.concatenate([picked, top_k(similarity, k - steps)], axis=1)
+
+    def _similarity(self, vectors: np.ndarray) -> np.ndarray:
+        """(b, N) float64 in [0, 1]; rounded, so that exact ties stay ties, whatever BLAS does."""
+        cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
+        similarity: np.ndarray = ((1 + cosines) / 2)[:, self._row_of]
+        return similarity
+
+
+def greedy_map(
+    quality: np.ndarray, volume: np.ndarray, similar_to: Callable[[np.ndarray], np.ndarray], k: int
+) -> np.ndarray:
+    """The greedy mode of a determinantal point process, for b queries at once; ties go to the lowest column.
+
+    Args:
+        quality: (b, F) r / λ; −inf for what may not be picked.
+        volume: (b, F) the diagonal of S.
+        similar_to: columns picked (b,) → their rows of S (b, F).
+        k: picks, at most F.
+
+    Returns:
+        (b, k) columns in pick order; those that add no volume come last, by quality.
+    """
+    rows = np.arange(len(quality))
+    quality, volume = quality.copy(), volume.copy()
+    picked = np.empty((len(quality), k), dtype=np.int64)
+    factor = np.empty((k, *quality.shape))  # factor[t]: the row of the Cholesky factor that pick t adds
+    for t in range(k):
+        adds = (volume > _NO_VOLUME) & (quality > -np.inf)
+        score = np.log(volume, where=adds, out=np.full_like(volume, -np.inf)) + quality
+        last = np.where(adds.any(axis=1), score.argmax(axis=1), quality.argmax(axis=1))
+        picked[:, t] = last
+        if t + 1 == k:
+            break
+        quality[rows, last] = -np.inf
+        own, useful = volume[rows, last], adds[rows, last]
+        known = (factor[:t] * factor[:t, rows, last][:, :, None]).sum(axis=0)
+        new = (similar_to(last) - known) / np.sqrt(np.where(useful, own, 1))[:, None]
+        factor[t] = np.where(useful[:, None], new, 0)
+        volume -= factor[t] ** 2
+    return picked

@@ -19,8 +19,7 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example, read_split
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.exact_match import Answerer
-from rcr_trainer.evaluation.harness import PickFunction, evaluate
+from rcr_trainer.evaluation.harness import Answerer, PickFunction, evaluate
 from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
 from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
 from rcr_trainer.evaluation.table import report_text

@@ -25,7 +25,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.families.model_files import unit
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import TradeOff, top_k
-from rcr_trainer.baselines.dpp import DPPSelector
+from rcr_trainer.baselines.dense import DPPSelector
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.paper.epr import EPRSelector
 from rcr_trainer.paper.learned import IntArray

@@ -43,9 +43,10 @@ class Result:
 
     @property
     def rows(self) -> list[str]:
-        """The labels: the table's own first, then the others as they come, those left out last."""
+        """The labels: the paper's first, then the others as they come, those left out last."""
         found = dict.fromkeys([*(outcome.row.label for outcome in self.outcomes), *self.left_out])
-        return sorted(found, key=lambda label: (*self.table.order, label).index(label))
+        first = list(published()["tables"].get(self.name, {"rows": ()})["rows"])
+        return sorted(found, key=lambda label: [*first, label].index(label))
 
     @property
     def reference(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -13,12 +13,11 @@ from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PAPER_FAMILY
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.report import EvaluationReport, Picks, read_picks
+from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, name_of, published
-from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import checked, load_config, merged
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import SFTSettings
@@ -53,11 +52,6 @@ class Cell:
     def done(self) -> bool:
         """Whether it is there, with all answers."""
         return pipeline.is_done(self.config, self.until)
-
-    @property
-    def compared(self) -> bool:
-        """Whether its comparison is there, be it without the answers that a budget didn't allow."""
-        return pipeline.is_done(self.config, self.until, unpaid=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,9 +120,7 @@ class Sweep:
         A variant whose own reward needs scores that the language model doesn't give is left out. If a run fails, what
         is done stays done.
         """
-        for cell in self.cells:
-            if cell.done:
-                continue
+        for cell in self.missing():
             yield cell
             try:
                 pipeline.resumed(cell.config, cell.until)
@@ -139,20 +131,33 @@ class Sweep:
 
     def outcomes(self) -> list[Outcome]:
         """What the runs that are done found, row by row."""
-        compared = [(cell, cell.variant) for cell in self.cells if cell.variant and cell.compared]
         hidden = set() if self.selectors is None else set(baselines.names()) - set(self.selectors)
-        return [outcome for cell, variant in compared for outcome in _outcomes(cell, variant, hidden)]
+        outcomes = []
+        for cell, variant, report in self._reports():
+            picks = read_picks(cell.config.folder)
+            for selector, scores in report.selectors.items():
+                if (row := _row(variant, selector)) is None or selector in hidden:
+                    continue
+                metrics = {key: each for key, each in asdict(scores).items() if not isinstance(each, str | list | dict)}
+                metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
+                own = ((each, each.selectors[selector].exact) for each in picks)
+                answered = {each.id: (each.program, exact) for each, exact in own if exact is not None}
+                outcomes.append(Outcome(row, cell.split, cell.seed, metrics, answered))
+        return outcomes
+
+    def _reports(self) -> Iterator[tuple[Cell, Variant, EvaluationReport]]:
+        """The runs whose comparison is there, be it without the answers that a budget didn't allow."""
+        for cell in self.cells:
+            if cell.variant is not None and pipeline.is_done(cell.config, cell.until, unpaid=True):
+                yield cell, cell.variant, EvaluationReport.read(cell.config.folder)
 
     def left_out(self) -> dict[str, str]:
         """The rows that the table can't have, or not with answers, with the reason."""
         found = self._omitted | self._unscored
-        for cell in self.cells:
-            if cell.variant is None or not cell.compared:
-                continue
-            report = EvaluationReport.read(cell.config.folder)
+        for _, variant, report in self._reports():
             found |= {name_of(name): reason for name, reason in report.left_out.items()}
             if report.answers is not None and report.answers.missing:
-                rows = [_row(cell.variant, name) for name, own in report.selectors.items() if own.exact_match is None]
+                rows = [_row(variant, name) for name, own in report.selectors.items() if own.exact_match is None]
                 found |= {row.label: report.answers.missing for row in rows if row is not None}
         return found
 
@@ -162,10 +167,10 @@ class Sweep:
     def _omitted(self) -> dict[str, str]:
         """The rows of variants that can't be done, and of selectors that can't be compared, with the reason."""
         found = {name_of(name): reason for name in self._compared if (reason := self._unlearned(name))}
-        undone = [(variant, reason) for variant in self._variants if (reason := self._undone(variant))]
-        return found | {
-            row.label: reason for variant, reason in undone for name, row in variant.rows.items() if name != REST
-        }
+        for variant in self._variants:
+            if reason := self._undone(variant):
+                found |= {row.label: reason for name, row in variant.rows.items() if name != REST}
+        return found
 
     @cached_property
     def _variants(self) -> list[Variant]:
@@ -248,9 +253,8 @@ class Sweep:
                 given.get("data", {}).pop(name, None)
             if self.selectors is not None:
                 given.get("evaluation", {}).pop("selectors", None)
-            common = merged(usual, given, {"data": where["data"], "grpo": {"enabled": True}})
-            # What else a split says, the command may contradict.
-            common = merged({name: values for name, values in where.items() if name != "data"}, common)
+            # What a split says beside its data, the command may contradict.
+            common = merged(where, usual, given, {"data": where["data"], "grpo": {"enabled": True}})
             yield from self._begun_and(variant, split, seed, common)
 
     def _begun_and(self, variant: Variant, split: str, seed: int, common: Mapping[str, Any]) -> Iterator[Cell]:
@@ -310,9 +314,6 @@ def _compared_before(config: Settings) -> Settings:
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"selectors": there})})
 
 
-# ---------------------------------------------------------------- what a run found
-
-
 @cache
 def _unopened(base: str | None) -> str:
     """Why a pretrained model can't be opened; empty if it can, or there is none to open."""
@@ -327,25 +328,8 @@ def _unopened(base: str | None) -> str:
     return ""
 
 
-def _outcomes(cell: Cell, variant: Variant, hidden: Collection[str]) -> Iterator[Outcome]:
-    folder = Run.open(cell.config.folder, trust=True, writes=False).path
-    report, picks = EvaluationReport.read(folder), read_picks(folder)
-    for selector, scores in report.selectors.items():
-        row = _row(variant, selector)
-        if row is None or selector in hidden:
-            continue
-        metrics = {key: value for key, value in asdict(scores).items() if not isinstance(value, str | list | dict)}
-        metrics["pick_seconds"] = scores.latency_batch_ms * report.n / 1000
-        yield Outcome(row, cell.split, cell.seed, metrics, _answered(picks, selector))
-
-
 def _row(variant: Variant, selector: str) -> Row | None:
     """The row of a selector in the table, if it has one."""
     row = variant.rows.get(selector) or variant.rows.get(REST)
     name = name_of(selector)
     return None if row is None else Row(row.label.format(name), row.series.format(name), row.x)
-
-
-def _answered(picks: Picks, selector: str) -> dict[str, tuple[str, bool]]:
-    own = ((each, each.selectors[selector].exact) for each in picks)
-    return {each.id: (each.program, exact) for each, exact in own if exact is not None}

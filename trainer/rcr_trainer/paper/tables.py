@@ -67,7 +67,6 @@ class Table:
         variants: the runs.
         splits: where the command names none.
         reference: the row that intervals compare the others with.
-        order: rows in front; the others follow as they come.
         panels: metrics that a figure shows against x, with their titles; empty: there is no figure.
         x: the title of its x axis.
         selectors: those compared with ours.
@@ -77,7 +76,6 @@ class Table:
     variants: Sequence[Variant]
     splits: Sequence[str]
     reference: str
-    order: Sequence[str] = ()
     panels: Mapping[str, str] = field(default_factory=dict)
     x: str = ""
     selectors: Sequence[str] = ()
@@ -93,9 +91,8 @@ def published() -> dict[str, Any]:
 def paper_figure(table: str, row: str, column: str) -> float | None:
     """What the paper has in a table; None where it has nothing."""
     own = published()["tables"].get(table, {"columns": [], "rows": {}})
-    if row not in own["rows"] or column not in own["columns"]:
-        return None
-    return float(own["rows"][row][own["columns"].index(column)])
+    figures: dict[str, float] = dict(zip(own["columns"], own["rows"].get(row, ()), strict=False))
+    return figures.get(column)
 
 
 def name_of(selector: str) -> str:
@@ -111,7 +108,6 @@ IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
 """The row of our default family, which others are compared with where RCR can't be had."""
 _MANY: str = published()["many_shots"]
 _EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
-_ROWS = {name: tuple(table["rows"]) for name, table in published()["tables"].items()}
 _ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
 _STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
 _GROUPS = (2, 4, 8, 16, 32, 64)
@@ -169,32 +165,32 @@ TABLES = {
         ],
         (*GEOQUERY, *COVR),
         _RCR,
-        _ROWS["main"],
         selectors=RIVALS,
     ),
     "rl": Table(
         "Advantages",
         [
             _grpo(**{OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
-            *(_advantage(label) for label in _ROWS["rl"] if label.lower() in ADVANTAGES and label != "GRPO"),
+            *(
+                _advantage(label)
+                for label in published()["tables"]["rl"]["rows"]
+                if label.lower() in ADVANTAGES and label != "GRPO"
+            ),
         ],
         GEOQUERY,
         "GRPO",
-        _ROWS["rl"],
     ),
     "reward": Table(
         "Rewards",
         [_reward("structure_coverage", "coverage"), _reward("correctness"), _reward("likelihood")],
         GEOQUERY,
         "coverage reward",
-        _ROWS["reward"],
     ),
     "shots": Table(
         "Many shots, in testing only",
         [_grpo(**{OURS: Row(f"{_RCR}, 4 shots", _RCR, 4)}), *map(_shots, _SHOTS)],
         ("standard",),
         f"{_RCR}, 4 shots",
-        _ROWS["shots"],
         {**_EXACT, "prompt_tokens": "tokens of a prompt"},
         "examples in the prompt",
     ),
