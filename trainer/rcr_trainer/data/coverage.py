@@ -123,11 +123,7 @@ def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator
 
 
 def greedy_set_cover(
-    coverage: np.ndarray,
-    owner: np.ndarray,
-    row_of: np.ndarray,
-    excluded: Sequence[np.ndarray],
-    k: int,
+    coverage: np.ndarray, owner: np.ndarray, row_of: np.ndarray, excluded: Sequence[np.ndarray], k: int
 ) -> np.ndarray:
     """Pick k candidates per query (b, k), each the one that adds most to the cover; ties go to the lowest position.
 
@@ -141,28 +137,18 @@ def greedy_set_cover(
         excluded: for each of b queries the positions that it may not pick; at least k are left.
         k: picks per query.
     """
-    coverage = np.multiply(coverage, 1 / _GRID, dtype=coverage.dtype)
-    np.rint(coverage, out=coverage)
-    coverage *= _GRID
-    aspects, queries = np.arange(len(owner)), np.arange(len(excluded))
-    ends = np.searchsorted(owner, np.arange(len(excluded) + 1))
-    ones = np.ones(len(owner), dtype=coverage.dtype)
-    total = sparse.csr_array((ones, aspects, ends), shape=(len(excluded), len(owner)))
-    alone = (total @ coverage)[:, row_of]  # what each candidate covers on its own; −inf: not to be picked
-    alone[places(excluded, alone.shape[1])] = -np.inf
     positions = np.empty((len(excluded), k), dtype=np.int64)
-    covered = np.empty(len(owner), dtype=coverage.dtype)
-    goes_on = np.zeros(len(excluded), dtype=bool)
-    for t in range(k):
-        best = alone.argmax(axis=1)
-        if t:
-            gain = (total @ np.maximum(coverage - covered[:, None], 0))[:, row_of]
+    for query, barred in enumerate(excluded):
+        own = np.rint(coverage[owner == query] / _GRID) * _GRID
+        alone = own.sum(axis=0)[row_of]  # what each candidate covers on its own; −inf: not to be picked
+        alone[barred] = -np.inf
+        covered = np.full(len(own), np.inf, dtype=own.dtype)
+        for t in range(k):
+            gain = np.maximum(own - covered[:, None], 0).sum(axis=0)[row_of]
             gain[np.isneginf(alone)] = -np.inf
-            most = gain.argmax(axis=1)
-            goes_on = gain[queries, most] > 0
-            best = np.where(goes_on, most, best)
-        positions[:, t] = best
-        alone[queries, best] = -np.inf
-        by_pick = coverage[aspects, row_of[best][owner]]
-        covered = np.where(goes_on[owner], np.maximum(covered, by_pick), by_pick)
+            goes_on = gain.max() > 0
+            best = (gain if goes_on else alone).argmax()
+            by_pick = own[:, row_of[best]]
+            covered = np.maximum(covered, by_pick) if goes_on else by_pick
+            positions[query, t], alone[best] = best, -np.inf
     return positions
