@@ -100,15 +100,7 @@ def divide(config: Settings, split: Split) -> Task:
         DataError: examples have no field that data.group or data.prefer names.
         InputError: there is no such program language.
     """
-    if key := config.data.home_field(each.fields for each in split.train):
-        if not any(key in each.fields for each in split.train):
-            has = ", ".join(map(repr, dict.fromkeys(name for each in split.train for name in each.fields))) or "none"
-            raise DataError(f"data.prefer = '{key}': no example has such a field (fields: {has})")
-        at_home: dict[str, Any] = {
-            part: [replace(each, home=str(each.fields.get(key) or "")) for each in getattr(split, part)]
-            for part in PARTS
-        }
-        split = replace(split, **at_home)
+    split = _belonging(config.data, split)
     program = config.program.model_dump()
     spec = ProgramSpec(**program | {"language": split.meta.get(LANGUAGE, program["language"])})
     size = config.data.dev_size
@@ -125,22 +117,33 @@ def divide(config: Settings, split: Split) -> Task:
     return _in_groups(config, Task(pool, queries, dev, split.test, reinforced, spec))
 
 
+def _belonging(data: DataSettings, split: Split) -> Split:
+    """The split whose examples know what they are of: the value of `data.group`, and of `data.prefer`."""
+    group, home = data.group, data.home_field(each.fields for each in split.train)
+    if home and not any(home in each.fields for each in split.train):
+        has = ", ".join(map(repr, dict.fromkeys(name for each in split.train for name in each.fields))) or "none"
+        raise DataError(f"data.prefer = '{home}': no example has such a field (fields: {has})")
+
+    def placed(example: Example) -> Example:
+        fields = example.fields
+        if group is not None and group not in fields:
+            has = ", ".join(map(repr, fields)) or "none"
+            raise DataError(f"data.group = '{group}': example {example.id!r} has no such field (fields: {has})")
+        own = None if group is None else str(fields[group])
+        return replace(example, group=own, home=str(fields.get(home) or "") if home else "")
+
+    parts: dict[str, Any] = {part: [*map(placed, getattr(split, part))] for part in PARTS}
+    return replace(split, **parts)
+
+
 def _in_groups(config: Settings, task: Task) -> Task:
-    """The task with the groups of `data.group`, without queries whose group has too few candidates.
+    """The task without queries whose group has too few candidates.
 
     A training query needs k with other programs, and 2 k in all, since its fold may bar half of its group.
     """
-    key = config.data.group
+    key, pool = config.data.group, task.pool
     if key is None:
         return task
-
-    def member(example: Example) -> Example:
-        if key not in example.fields:
-            has = ", ".join(map(repr, example.fields)) or "none"
-            raise DataError(f"data.group = '{key}': example {example.id!r} has no such field (fields: {has})")
-        return replace(example, group=str(example.fields[key]))
-
-    pool = [member(example) for example in task.pool]
     stages = (config.sft, config.grpo) if config.grpo.enabled else (config.sft,)
     k = max(config.k, *(stage.picks(config.model) for stage in stages))
     sizes = Counter(example.group for example in pool)
@@ -150,7 +153,7 @@ def _in_groups(config: Settings, task: Task) -> Task:
         return k + 1 if part == "test" else max(2 * k, k + programs[query.group, task.spec.key(query.target)])
 
     def kept(part: str, queries: Sequence[Example]) -> list[Example]:
-        found = [query for query in map(member, queries) if sizes[query.group] >= needed(query, part)]
+        found = [query for query in queries if sizes[query.group] >= needed(query, part)]
         if queries and not found:
             raise DataError(
                 f"no {part} query has enough candidates with its own {key} for k = {k}: data.group: null picks across"
