@@ -125,8 +125,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
 
 def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
     """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
-    datasets = config.data.public
-    model.card = model_card(model.config, model.spec, name=config.name, datasets=datasets)
+    model.card = model_card(model.config, model.spec, name=config.name, datasets=config.data.public)
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None
     model.group, model.prefer = config.data.group, config.data.home_field(example.fields for example in pool)

@@ -88,9 +88,9 @@ def states(start: State[Any], contexts: Tensor) -> Tensor:
 def masked(barred: Tensor, picks: Tensor) -> Tensor:
     """What each step of sequences (R, k) can't choose, (R, k, N) bool: barred, or picked at an earlier step."""
     out = barred.unsqueeze(1).repeat(1, picks.shape[1], 1)
+    rows = torch.arange(len(picks), device=picks.device)
     for step in range(picks.shape[1] - 1):
-        later = out[:, step + 1 :]
-        later.scatter_(2, picks[:, step, None, None].expand(-1, later.shape[1], 1), value=True)
+        out[rows, step + 1 :, picks[:, step]] = True
     return out
 
 
