@@ -128,8 +128,8 @@ class Processes:
         vectors = torch.zeros(count, own.shape[1], dtype=own.dtype, device=own.device)
         vectors[part] = own
         vectors.requires_grad_()  # where this process has nothing to encode, too
-        total: Tensor = _Sum.apply(vectors, self)  # type: ignore[no-untyped-call]
-        return total
+        vectors.register_hook(self._total)  # type: ignore[no-untyped-call]
+        return vectors + (self._total(vectors.detach()) - vectors).detach()
 
     def add_up(self, tensor: Tensor) -> None:
         """Replace a tensor by the sum of all processes' tensors, which have one shape and type."""
@@ -140,20 +140,10 @@ class Processes:
         with _connected():
             dist.all_reduce(tensor, group=self._group)
 
-
-class _Sum(torch.autograd.Function):
-    """The sum over processes, as is the gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, tensor: Tensor, processes: Processes) -> Tensor:
-        ctx.processes = processes
+    def _total(self, tensor: Tensor) -> Tensor:
         total = tensor.clone()
-        processes.add_up(total)
+        self.add_up(total)
         return total
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _Sum.forward(ctx, gradients[0], ctx.processes), None
 
 
 @contextmanager
