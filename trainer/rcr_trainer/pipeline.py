@@ -166,9 +166,8 @@ def _check_unchanged(run: Run) -> None:
         return
     now, then = load_split(data, run.config.seed), read_split(run.data)
     # As text, since NaN isn't equal to itself.
-    differ = [path for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part))]
-    changed = list(dict.fromkeys(map(str, differ)))
-    if changed:
+    differ = (path for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part)))
+    if changed := dict.fromkeys(map(str, differ)):
         raise ConfigError(
             f"{run.path} holds a run on what {' and '.join(changed)} held before; give this one another name, or "
             "--overwrite (--resume keeps the run's own copy)"
