@@ -1,53 +1,35 @@
-"""Language models for tests: one that says what it is told, and one that puts together what its prompt shows."""
+"""A language model for tests that puts together what its prompt shows: as a LangChain LLM, and on loopback."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
+from langchain_core.language_models import LLM
 from openai_server import OpenAIServer
 from rcr_trainer.data import covr_split
-from rcr_trainer.llm.cache import Answer
-from rcr_trainer.llm.client import Model, answer_of
 
-from langchain_rcr.policy.prompt import Conversation
 from langchain_rcr.programs import ProgramSpec
 
 PAIRS = ProgramSpec(max_size=2)
 
 
-class Fake(Model):
-    """Answers a prompt by `say`: with a text, or a text and how it ended; reports no tokens.
-
-    Attributes:
-        asked: the prompts, in order.
-        stop: the stop sequences of the last call.
-    """
-
-    def __init__(self, say: Callable[[str], str | tuple[str, str]], name: str = "fake") -> None:
-        self.say, self.name, self.identity = say, name, {"named": name}
-        self.asked: list[Conversation] = []
-        self.stop: Sequence[str] = ()
-
-    async def answers(self, prompts: Sequence[Conversation], stop: Sequence[str]) -> list[Answer]:
-        self.asked += prompts
-        self.stop = stop
-        said = [self.say(str(prompt)) for prompt in prompts]
-        return [answer_of(*((each, "stop") if isinstance(each, str) else each), stop, (-1, -1)) for each in said]
-
-
-class Composing(Fake):
+class Composing(LLM):
     """Gives the gold program where the examples in its prompt together show all its structures.
 
     Elsewhere it repeats the example that shows most of them, which is wrong.
 
-    Args:
+    Attributes:
         programs: question → gold program.
         spec: how programs are read, and which structures count.
     """
 
-    def __init__(self, programs: Mapping[str, str], spec: ProgramSpec = PAIRS) -> None:
-        super().__init__(self.answer, "composing")
-        self.programs, self.spec = programs, spec
+    programs: Mapping[str, str]
+    spec: ProgramSpec = PAIRS
+
+    @property
+    def _llm_type(self) -> str:
+        return "composing"
 
     def answer(self, prompt: str) -> str:
         """What it says to a prompt in the paper's format."""
@@ -58,6 +40,12 @@ class Composing(Fake):
         if needed <= frozenset().union(*shares):
             return gold
         return max(zip(map(len, shares), shown, strict=True))[1] if shown else "none ( )"
+
+    def _call(self, prompt: str, *_: Any, **__: Any) -> str:
+        return self.answer(prompt)
+
+    async def _acall(self, prompt: str, *_: Any, **__: Any) -> str:
+        return self.answer(prompt)
 
 
 def answering(programs: Mapping[str, str] | None = None, spec: ProgramSpec = PAIRS) -> OpenAIServer:

@@ -58,7 +58,7 @@ LANGCHAIN = {
         "pool/making.py",
         "pool/batching.py",
     ),
-    "rcr_trainer": ("baselines/",),
+    "rcr_trainer": ("llm/", "baselines/"),
 }
 ARRAYS_ONLY = ("langchain_rcr/families/state.py", "langchain_rcr/policy/selection.py")
 

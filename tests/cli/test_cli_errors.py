@@ -227,13 +227,13 @@ def test_a_variable_of_the_environment_counts(capsys, tiny, monkeypatch):
     ("module", "command"),
     [
         ("yaml", ["init"]),
-        ("transformers", ["run", "tiny.yaml", "--dry-run", "--llm.kind=local", "--llm.model=m"]),
+        ("langchain_openai", ["run", "tiny.yaml", "--dry-run", "--evaluation.answers=true", "--llm.model=m"]),
     ],
 )
 def test_a_missing_extra_names_the_pip_command(capsys, tiny, monkeypatch, module, command):
     for name in [name for name in sys.modules if name == module or name.startswith(f"{module}.")]:
         monkeypatch.delitem(sys.modules, name)
-    for name in ("rcr_trainer.runs.layers", "rcr_trainer.cli.own_files", "rcr_trainer.llm.local"):
+    for name in ("rcr_trainer.runs.layers", "rcr_trainer.cli.own_files"):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, module, None)
     real = __import__("importlib.util").util.find_spec

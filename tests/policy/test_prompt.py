@@ -1,16 +1,14 @@
 """`Prompt`: its texts byte for byte, the same in training and serving, and kept with a checkpoint."""
 
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import pytest
-from answering import Fake
-from langchain_core.language_models import BaseLLM, FakeListChatModel
+from langchain_core.language_models import BaseLLM, FakeListChatModel, FakeListLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, Generation, LLMResult
 from pydantic import Field, ValidationError
-from rcr_trainer.llm.calls import Calls
+from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -48,29 +46,22 @@ def test_the_papers_prompt_byte_for_byte() -> None:
     assert (APPENDIX_D.stop, APPENDIX_D.continuation("x")) == (("\nSource:",), " x\n")
 
 
-def calls_of(kind: Any) -> Calls:
-    model = Fake(lambda prompt: "a")
-    model.identity = {"model": "m"}
-    with LanguageModel(model, LLMSettings(kind=kind)) as llm:
-        return llm._calls
-
-
 @pytest.mark.parametrize(
-    ("kind", "answered", "scored"),
+    ("model", "answered", "scored"),
     [
-        ("completion", "6567ab23942bf5f0", "f2ca9ae296c5f067"),
-        ("chat", "650a6b0d0693645b", "5ad4a0fd4d0fe52b"),
+        (FakeListLLM(responses=["a"]), "6567ab23942bf5f0", "f2ca9ae296c5f067"),
+        (FakeListChatModel(responses=["a"]), "650a6b0d0693645b", "5ad4a0fd4d0fe52b"),
     ],
 )
-def test_answers_of_earlier_versions_are_found_in_the_cache(kind: Any, answered: str, scored: str) -> None:
+def test_answers_of_earlier_versions_are_found_in_the_cache(model: Any, answered: str, scored: str) -> None:
     text = APPENDIX_D.request([PICKS[0], Item("b\nc", "d")], "which one?")
-    backend = calls_of(kind)
+    backend = Client(model, LLMSettings(), identity={"model": "m"})
     assert backend.key(text).hex().startswith(answered)
     assert backend.key(Scored(str(text), APPENDIX_D.continuation("x"))).hex().startswith(scored)
 
 
 def test_another_system_message_or_turn_is_another_answer() -> None:
-    backend = calls_of("chat")
+    backend = Client(FakeListChatModel(responses=["a"]), LLMSettings(), identity={"model": "m"})
     asked = ["a", Conversation("", ("a",)), Conversation("s", ("a",)), Conversation("", ("a", "b", "c"))]
     assert len({backend.key(each) for each in asked}) == 4
     assert backend.key(Conversation(backend.instruction, ("a",))) == backend.key("a")
@@ -114,20 +105,15 @@ def test_training_and_the_chain_ask_the_same(prompt: Prompt, model: Any, tmp_pat
     served = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", k=2)
     assert served.store.encoder.prompt == prompt
 
-    training, serving = Fake(lambda prompt: "count(x)"), model(responses=["count(x)"])
+    training, serving = model(responses=["count(x)"]), model(responses=["count(x)"])
     picks = [Item(row["source"], row["target"]) for row in served.select_examples({"source": "which {one}?"})]
-    kind: Any = "completion" if model is Completion else "chat"
-    with LanguageModel(training, LLMSettings(kind=kind), prompt=prompt) as llm:
+    with LanguageModel(training, LLMSettings(), prompt=prompt) as llm:
         llm.generate([prompt.request(picks, "which {one}?", FIELDS)])
     chain = semantic_parsing_chain(serving, served, "functional", retries=0)
     assert chain.invoke({"source": "which {one}?", **FIELDS}).program == "count(x)"
-    (asked,) = training.asked
+    assert serving.asked == training.asked
     if model is Completion:
-        assert serving.asked == [str(asked)]
-        assert serving.stops == [list(prompt.stop)] == [training.stop]
-    else:
-        system = [("system", asked.system)] if asked.system else []
-        assert serving.asked == [[*system, *zip(cycle(("human", "ai")), asked.turns, strict=False)]]
+        assert serving.stops == training.stops == [list(prompt.stop)]
 
 
 @pytest.mark.parametrize("prompt", [VARIED[name] for name in ("appendix_d", "sql", "comments")])

@@ -93,8 +93,8 @@ def answer(parser: LocalLM) -> Callable[[str], tuple[str, str]]:
     @cache
     def answer(prompt: str) -> tuple[str, str]:
         with alone:
-            found = parser.generate([prompt], APPENDIX_D.stop)[0]
-        return found.text or "", "length" if found.reason == "truncated" else "stop"
+            generation = parser.generate([prompt], stop=list(APPENDIX_D.stop)).generations[0][0]
+        return generation.text, (generation.generation_info or {})["finish_reason"]
 
     return answer
 

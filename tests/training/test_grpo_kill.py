@@ -220,7 +220,7 @@ def test_what_a_killed_run_has_written_is_not_asked_again(nursery: Nursery) -> N
     assert len(server.paid) == len(prompts) > 60
     server.requests.clear()
     with open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm:
-        keys = {llm._calls.key(prompt): prompt for prompt in prompts}
+        keys = {llm._client.key(prompt): prompt for prompt in prompts}
     written: list[tuple[int, set[str]]] = []
     for number in range(1, kills + 1):
         goal = number * len(prompts) // (kills + 2)

@@ -62,7 +62,9 @@ def reinforce(model, config, llm, **options):
 
 def wants_labels(programs=GOLD, **options):
     """Answers right where every label of the gold program is shown, and only there."""
-    return LanguageModel(Composing(programs=programs, spec=ProgramSpec(max_size=1)), **options)
+    return LanguageModel(
+        Composing(programs=programs, spec=ProgramSpec(max_size=1)), identity={"named": "labels"}, **options
+    )
 
 
 def weights(model):
@@ -129,7 +131,7 @@ def test_more_picks_race_as_far_as_prompts_may_grow(policy, monkeypatch, tmp_pat
     assert len(retriever.invoke(question, k=3)) == 3
 
 
-def test_prompts_are_weighed_by_the_models_tokens_or_four_bytes_for_one(policy, monkeypatch):
+def test_prompts_are_weighed_by_the_models_tokens_or_four_bytes_for_one(policy):
     job = Job(policy, SPLIT.train, SPLIT.train, [], SPEC)
     picks, queries = np.array([[0, 1], [2, 3]]), SPLIT.dev[:2]
     with wants_labels() as llm:
@@ -139,9 +141,7 @@ def test_prompts_are_weighed_by_the_models_tokens_or_four_bytes_for_one(policy, 
             for row, query in zip(picks, queries, strict=True)
         ]
         assert environment.prompt_tokens(queries, picks) == sum(len(text.encode()) for text in texts) / 8
-    monkeypatch.setattr(Composing, "exact_tokens", True)
-    monkeypatch.setattr(Composing, "count_tokens", lambda self, text: len(text.split()))
-    with wants_labels() as llm:
+    with wants_labels(count_tokens=lambda text: len(text.split())) as llm:
         environment = Environment(job, make_reward("correctness", SPEC), llm, GRPOSettings())
         assert environment.prompt_tokens(queries, picks) == sum(len(text.split()) for text in texts) / 2
 

@@ -22,7 +22,7 @@ from rcr_trainer.cli.console import PROG, USUAL, Parser, add_settings, command, 
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.runs.threads import set_threads
 
-EXTRA = ("httpx", "matplotlib", "rank_bm25", "scipy", "torch", "transformers", "yaml")
+EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml")
 """The packages of the extra `train`, as they are imported."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""

@@ -43,11 +43,7 @@ def plan(config: Settings, task: Task) -> list[str]:
     if len(stages) > 1:
         lines += [f"  {name}: {cost}, {_time(cost, config.llm)}" for name, cost in stages.items()]
     assumed = f"{_time(total, config.llm)} (at {SECONDS} s an answer, {_together(config.llm)} at a time)"
-    lines.append(f"language model: {total}, {assumed}")
-    for what, most, used in limits(config.llm, total.use):
-        said = "the run may stop there, and can be resumed" if used > most else "enough"
-        lines.append(f"llm.budget_{what} = {most:,}: {said}")
-    return lines
+    return [*lines, f"language model: {total}, {assumed}", *_limits(total, config.llm)]
 
 
 def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> dict[str, Estimate]:
@@ -69,6 +65,13 @@ def _together(llm: LLMSettings) -> int:
 def _time(cost: Estimate, llm: LLMSettings) -> str:
     seconds = cost.use.calls * SECONDS / _together(llm)
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
+
+
+def _limits(cost: Estimate, llm: LLMSettings) -> Iterator[str]:
+    """A line for each budget: whether the run can reach it."""
+    for what, most, used in limits(llm, cost.use):
+        said = "the run may stop there, and can be resumed" if used > most else "enough"
+        yield f"llm.budget_{what} = {most:,}: {said}"
 
 
 def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:

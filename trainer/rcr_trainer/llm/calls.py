@@ -6,32 +6,22 @@ Calls run on the project's background event loop, where connections outlive a ca
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeVar
 
-from langchain_rcr.policy.prompt import Conversation, Prompt
 from rcr_trainer.llm.cache import Answer, AnswerCache, Budget, Stats, Use
-from rcr_trainer.llm.client import Model, canonical, plain
-from rcr_trainer.llm.faults import Fault, LLMError, diagnose
-from rcr_trainer.llm.scoring import WAYS, Scored
+from rcr_trainer.llm.client import Client, Request
+from rcr_trainer.llm.faults import Fault, LLMError
+from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
-Request: TypeAlias = str | Conversation | Scored
-"""A prompt to answer, or a text to score."""
-
-_FORMAT = 2
-"""Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
-_MESSAGE_TOKENS = 16
-"""What the roles and separators of a chat add to a text, at most."""
 _SCORED_TOGETHER = 32
 """Batches of texts that a local model scores in one call: it puts those of similar length side by side."""
 _MALFORMED_ATTEMPTS = 3
@@ -80,36 +70,14 @@ class Slots:
 
 
 class Calls:
-    """Calls of one model, with what is sent along with each prompt. All that awaits here runs on the background loop.
-
-    Attributes:
-        stop: where an answer ends.
-        instruction: what a chat model is told before a text.
-        longest: most tokens of an answer.
-        scoring: how a server is asked how probable a text is.
-        budget: what may be spent.
-    """
+    """Calls of one model. All that awaits here runs on the background loop, so needs no locks."""
 
     def __init__(
-        self,
-        model: Model,
-        settings: LLMSettings,
-        prompt: Prompt,
-        cache: AnswerCache,
-        stats: Stats,
-        account: str,
+        self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str | None
     ) -> None:
-        self._settings, self._cache, self._stats, self._account = settings, cache, stats, account
-        self.model, self._is_chat = model, settings.kind == "chat"
-        # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
-        usual = () if self._is_chat else prompt.stop
-        self.stop = list(usual if settings.stop is None else settings.stop)
-        self.instruction = prompt.instruction if self._is_chat else ""
-        # `bound` is what earlier versions could send along; answers in files have it in their keys.
-        self._sent: dict[str, Any] = {"format": _FORMAT, **model.identity, "stop": self.stop, "bound": {}}
-        self.longest, self.scoring = settings.max_tokens, WAYS[0]
-        self._who = f"the model {model.name!r}" + (f" at {model.place}" if model.place else "")
-        self.budget = Budget(settings, cache.spent(account))
+        self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
+        self._account = account
+        self._budget = Budget(settings, cache.spent(account) if account is not None else Use())
         self._running: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Condition()
         is_local = settings.kind == "local"
@@ -120,11 +88,16 @@ class Calls:
         # Not the global generator, whose state a training run owns.
         self._jitter = random.Random()  # noqa: S311
 
+    @property
+    def spent(self) -> Use:
+        """What counts against the budget so far."""
+        return self._budget.spent
+
     async def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the client."""
         if self._running:
             await asyncio.wait(self._running)
-        await self.model.close()
+        await self._client.close()
 
     async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
         """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped.
@@ -151,7 +124,7 @@ class Calls:
 
     def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
         """The requests of each call."""
-        left, size = list(requests.items()), self._settings.batch_size if self._settings.kind == "local" else 1
+        left, size = list(requests.items()), self._client.batch_size
         if size > 1 and any(isinstance(request, Scored) for _, request in left):
             size *= _SCORED_TOGETHER
         elif size > 1:
@@ -162,7 +135,7 @@ class Calls:
 
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to requests that go into one call, in as many attempts as it takes."""
-        worst = self._worst(list(requests.values()))
+        worst = self._client.worst(list(requests.values()))
         attempt = malformed = 0
         while True:
             attempt += 1
@@ -173,7 +146,7 @@ class Calls:
                 outcome = await self._to_the_end(self._attempt(requests, worst))
                 if isinstance(outcome, Fault) and outcome.reason == "timeout" and self._slots.halve(began):
                     fewer = "%s: too slow for so many calls at a time (llm.concurrency), now %d"
-                    logger.warning(fewer, self.model.name, self._slots.count)
+                    logger.warning(fewer, self._client.name, self._slots.count)
             if not isinstance(outcome, Fault):
                 return outcome
             malformed += outcome.reason == "malformed"
@@ -191,9 +164,9 @@ class Calls:
         self._stats.peak = max(self._stats.peak, len(self._running))
         try:
             async with asyncio.timeout(self._timeout):
-                given = await self._call(list(requests.values()))
+                given = await self._client.call(list(requests.values()))
         except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
-            fault = diagnose(error, self._who)
+            fault = self._client.diagnose(error)
             await self._book({}, worst, worst if fault.charged else Use())
             return fault
         pairs = zip(requests.items(), given, strict=True)
@@ -226,31 +199,33 @@ class Calls:
             return answer
         self._stats.counted += 1
         if read < 0:
-            read = self.count_tokens(str(request))
+            read = self._client.count_tokens(str(request))
         if written <= 0:
-            written = 1 if isinstance(request, Scored) else self.count_tokens(answer.text or "")
+            written = 1 if isinstance(request, Scored) else self._client.count_tokens(answer.text or "")
         return replace(answer, prompt_tokens=read, completion_tokens=written)
 
     async def _reserve(self, worst: Use) -> None:
         async with self._settled:
-            while not self.budget.fits(worst):
-                if not self.budget.reserved.calls:
-                    raise self.budget.exceeded(self.model.name)
+            while not self._budget.fits(worst):
+                if not self._budget.reserved.calls:
+                    raise self._budget.exceeded(self._client.name)
                 # Running calls may turn out cheaper than their worst case.
                 await self._settled.wait()
-            self.budget.reserved += worst
+            self._budget.reserved += worst
 
     async def _book(self, answers: Mapping[bytes, Answer], worst: Use, used: Use) -> dict[bytes, Answer]:
         """Put answers on disk with what they cost, and end their reservation; returns them as they are there."""
         stored = dict(answers)
         async with self._settled:  # one after the other: what the account has spent must not be an older sum
-            self.budget.reserved -= worst
-            self.budget.spent += used
+            self._budget.reserved -= worst
+            self._budget.spent += used
             self._stats.used += used
             self._settled.notify_all()
             if answers or used.calls:
-                put = asyncio.to_thread(self._cache.put, self.model.name, answers, self._account, used)
-                stored, self.budget.spent = await put
+                stored, spent = await asyncio.to_thread(
+                    self._cache.put, self._client.name, answers, self._account, used
+                )
+                self._budget.spent = spent or self._budget.spent
         return stored
 
     async def _wait_for_server(self) -> None:
@@ -269,7 +244,7 @@ class Calls:
             wait = 0.0
         self._stats.retries[fault.reason] += 1
         which = f"attempt {attempt} of {self._settings.attempts}"
-        logger.info("%s: %s, %s, next in %.1f s", self.model.name, fault.reason, which, wait or fault.wait or 0.0)
+        logger.info("%s: %s, %s, next in %.1f s", self._client.name, fault.reason, which, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
@@ -278,46 +253,3 @@ class Calls:
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
-
-    async def _call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer prompts, or score texts: see `Model`."""
-        if isinstance(requests[0], Scored):
-            texts = [each for each in requests if isinstance(each, Scored)]
-            sent = [Scored(str(self._conversation(each.prompt)), plain(each.continuation)) for each in texts]
-            return await self.model.scores(sent, self.scoring)
-        prompts = [self._conversation(each) for each in requests if not isinstance(each, Scored)]
-        return await self.model.answers(prompts, self.stop)
-
-    def key(self, request: Request) -> bytes:
-        """The cache's key of a request."""
-        if isinstance(request, Scored):
-            identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
-            marked = f"score:{len(identity)}:{identity}{text}"
-        else:
-            asked = self._conversation(request)
-            turns, plainly = asked.turns, len(asked.turns) == 1 and not asked.turns[0].startswith("chat:")
-            identity, text = self._identity(asked.system), turns[0] if plainly else f"chat:{json.dumps(turns)}"
-            marked = f"{len(identity)}:{identity}{text}"
-        return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
-
-    def _worst(self, requests: Sequence[Request]) -> Use:
-        """The most that a call uses; to score a text, a server may have to write, too."""
-        read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
-        written = sum(
-            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest for each in requests
-        )
-        return Use(len(requests), read, written)
-
-    def count_tokens(self, request: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along, or somewhat more."""
-        asked = self._conversation(request)
-        messages = [*filter(None, [asked.system]), *asked.turns]
-        return sum(map(self.model.count_tokens, messages)) + (_MESSAGE_TOKENS * len(messages) if self._is_chat else 0)
-
-    def _conversation(self, request: str | Conversation) -> Conversation:
-        """A prompt as it can be sent, with the instruction that precedes a text."""
-        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
-        return Conversation(plain(asked.system), tuple(map(plain, asked.turns)))
-
-    def _identity(self, system: str) -> str:
-        return canonical({**self._sent, "instruction": system})

@@ -1,32 +1,42 @@
-"""One call of a model: what is sent, and what the response says.
+"""One call of a LangChain model: what is sent, and what the response says.
 
-A model is `Server`, which speaks OpenAI's protocol, or `rcr_trainer.llm.local.LocalLM`.
+Models of langchain-openai are made from settings here, and called through an HTTP client that checks each response.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
-import httpx
+from langchain_core.language_models import BaseChatModel, BaseLanguageModel
+from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.outputs import ChatGeneration, Generation
+from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 
 from langchain_rcr.chains.answers import cut
-from langchain_rcr.policy.prompt import Conversation
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.cache import Answer
-from rcr_trainer.llm.faults import MalformedResponseError, StatusError
+from rcr_trainer.llm.cache import Answer, Use
+from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
 from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
-from rcr_trainer.llm.scoring import Scored, Way
+from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
+
+Request: TypeAlias = str | Conversation | Scored
+"""A prompt to answer, or a text to score."""
 
 LONGEST_BODY = 16 << 20
 """Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
 
+_FORMAT = 2
+"""Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
 _TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _REFUSED = {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
 _REFUSED |= {"guardrail_intervened"}
@@ -34,131 +44,138 @@ _LONGEST_TEXT = 1 << 20
 """Characters of an answer that are read; the rest is cut off."""
 _MOST_TOKENS = 10_000_000
 """Tokens that no model reads or writes in one call; the longest contexts have up to this many."""
+_MESSAGE_TOKENS = 16
+"""What the roles and separators of a chat add to a text, at most."""
 _OPENAI = "https://api.openai.com/v1"
-_PAYERS = {"OpenAI-Organization": "OPENAI_ORG_ID", "OpenAI-Project": "OPENAI_PROJECT_ID"}
-"""Who pays, of those that a key may name: header and environment variable."""
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
 
-class Model:
-    """What answers: a base class.
+class Client:
+    """A LangChain completion or chat model, called without the retries and caches of LangChain or the model itself.
+
+    Args:
+        model: a `BaseLLM` or `BaseChatModel`.
+        settings: stop sequences, longest answer, batch size.
+        identity: what tells the model from others in the cache, without what is sent with each prompt.
+        prompt: says where answers end, and what a chat model is told first.
+        count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
+        name: for messages; None: the model's class.
+        place: where it is served, for messages; "" if unknown.
+        http: the HTTP client of a model of langchain-openai, to be closed at the end.
 
     Attributes:
-        name: for messages.
-        place: where it is served, for messages; "" on this machine.
-        identity: what tells the model from others in the cache, without what is sent with each prompt.
-        exact_tokens: `count_tokens` is the model's own tokenizer; else an upper bound.
+        longest: most tokens of an answer.
+        scoring: how a server is asked how probable a text is.
     """
 
-    name, place, exact_tokens = "", "", False
-    identity: Mapping[str, Any]
+    def __init__(
+        self,
+        model: Any,
+        settings: LLMSettings,
+        *,
+        identity: Mapping[str, Any],
+        prompt: Prompt = APPENDIX_D,
+        count_tokens: Callable[[str], int] | None = None,
+        name: str | None = None,
+        place: str = "",
+        http: Any = None,
+    ) -> None:
+        self._model, self._http, self._is_chat = model, http, isinstance(model, BaseChatModel)
+        # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
+        usual = () if self._is_chat else prompt.stop
+        self.stop = list(usual if settings.stop is None else settings.stop)
+        self.instruction = prompt.instruction if self._is_chat else ""
+        # `bound` is what earlier versions could send along; answers in files have it in their keys.
+        self._sent: dict[str, Any] = {"format": _FORMAT, **identity, "stop": self.stop, "bound": {}}
+        self._identity = lru_cache(maxsize=4)(self._identity_with)
+        self.batch_size = settings.batch_size if settings.kind == "local" else 1
+        self.longest = settings.max_tokens
+        self.exact_tokens = count_tokens is not None
+        self._count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
+        self.name = name or type(model).__name__
+        self.diagnose = Diagnosis(self.name, place, openai=http is not None)
+        self.scoring = WAYS[0]
 
-    async def answers(self, prompts: Sequence[Conversation], stop: Sequence[str]) -> list[Answer]:
-        """Answer prompts; token counts are −1 where none is reported that can be true."""
-        raise NotImplementedError
-
-    async def scores(self, texts: Sequence[Scored], way: Way) -> list[Answer]:
-        """The log-likelihoods of texts, as texts.
+    async def call(self, requests: Sequence[Request]) -> list[Answer]:
+        """Answer prompts, or score texts; token counts are −1 where the model reports none that can be true.
 
         Raises:
-            UnscoredError: the server doesn't score in this way.
+            UnscoredError: the server doesn't score.
             ConfigError: this kind of model can't.
         """
-        raise ConfigError(
-            f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
-        )
+        if isinstance(requests[0], Scored):
+            return await self._score([each for each in requests if isinstance(each, Scored)])
+        values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
+        result = await self._model.agenerate_prompt(values, stop=self.stop or None)
+        if len(result.generations) != len(values) or not all(result.generations):
+            raise MalformedResponseError("no choices")
+        whole = result.llm_output if len(values) == 1 else None
+        return [answer_of(row[0], self.stop, whole) for row in result.generations]
 
-    def count_tokens(self, text: str) -> int:
-        """Tokens of a text; the number of bytes is an upper bound."""
-        return len(text.encode("utf-8", "surrogatepass"))
-
-    async def close(self) -> None:
-        """Close its connections."""
-
-
-class Server(Model):
-    """A model on a server that speaks OpenAI's protocol, of kind "completion" or "chat"; see `Model`.
-
-    It follows no redirects, which would take the prompt, and keys in the user's own headers, to another host.
-
-    Raises:
-        ConfigError: there is no key in the environment, and the server is OpenAI's own.
-    """
-
-    def __init__(self, settings: LLMSettings) -> None:
-        key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
-        remember_key(key)
-        remember([address, settings.extra_body])
-        is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
-        if not key and is_openais_own:
+    async def _score(self, requests: Sequence[Scored]) -> list[Answer]:
+        requests = [Scored(self._prompt(each.prompt).to_string(), plain(each.continuation)) for each in requests]
+        model = self._model
+        if hasattr(model, "log_likelihoods"):
+            texts = [each.prompt for each in requests], [each.continuation for each in requests]
+            found = await asyncio.to_thread(model.log_likelihoods, *texts)
+            return [Answer(repr(value), "", -1, -1) for value in found]
+        if self._is_chat or self._http is None:
             raise ConfigError(
-                f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url "
-                "for a server of your own"
+                f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion with echo"
             )
-        self.name, self.place = settings.model or "", public(address)
-        self.identity = {"kind": settings.kind, "max_tokens": settings.max_tokens, **identity_of(settings)}
-        self._is_chat, self._extra = settings.kind == "chat", settings.extra_body
-        # Other servers ignore the name by which OpenAI's own chats know it, and then write without end.
-        longest = "max_completion_tokens" if self._is_chat and is_openais_own else "max_tokens"
-        self._sent: dict[str, Any] = {"model": settings.model, longest: settings.max_tokens}
-        if settings.temperature is not None:
-            self._sent["temperature"] = settings.temperature
-        self._url = f"{address.rstrip('/')}/{'chat/completions' if self._is_chat else 'completions'}"
-        # Other servers take any key. The HTTP client would also ask for encodings that it decodes without limit.
-        headers = {"Authorization": f"Bearer {key or 'none'}", "Accept-Encoding": "gzip"}
-        headers |= {name: os.environ[variable] for name, variable in _PAYERS.items() if os.environ.get(variable)}
-        self._http = httpx.AsyncClient(
-            headers=[(name.encode(), text.encode()) for name, text in headers.items()],
-            timeout=settings.timeout,
-            proxy=os.environ.get("OPENAI_PROXY"),
-            limits=httpx.Limits(),
-        )
+        asked = self.scoring.asked(requests[0])
+        asked["extra_body"] |= model.extra_body or {}
+        body = await model.async_client.create(model=model.model_name, logprobs=1, temperature=0, **asked)
+        return [Answer(repr(self.scoring.read(body, requests[0])), "", *_counts(body["usage"]))]
 
-    async def answers(self, prompts: Sequence[Conversation], stop: Sequence[str]) -> list[Answer]:
-        """See `Model`; one prompt at a time."""
-        (asked,) = prompts
-        sent: dict[str, Any] = {"stop": stop} if stop else {}
-        if self._is_chat:
-            messages = [("system", asked.system)] if asked.system else []
-            messages += [(("user", "assistant")[n % 2], turn) for n, turn in enumerate(asked.turns)]
-            sent["messages"] = [{"role": role, "content": text} for role, text in messages]
+    def key(self, request: Request) -> bytes:
+        """The cache's key of a request."""
+        if isinstance(request, Scored):
+            identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
+            marked = f"score:{len(identity)}:{identity}{text}"
         else:
-            sent |= {"prompt": [str(asked)], "top_p": 1}  # where a server has another default
-        body = await self._post(sent)
-        return [_read(body["choices"][0], body["usage"], stop, is_chat=self._is_chat)]
+            system, turns = self._parts(request)
+            identity, plainly = self._identity(system), len(turns) == 1 and not turns[0].startswith("chat:")
+            text = turns[0] if plainly else f"chat:{json.dumps(turns)}"
+            marked = f"{len(identity)}:{identity}{text}"
+        return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
 
-    async def scores(self, texts: Sequence[Scored], way: Way) -> list[Answer]:
-        """See `Model`; one text at a time."""
-        (text,) = texts
-        if self._is_chat:
-            return await super().scores(texts, way)
-        body = await self._post({"logprobs": 1, "temperature": 0, **way.asked(text)})
-        return [Answer(repr(way.read(body, text)), "", *_counts(body["usage"]))]
+    def worst(self, requests: Sequence[Request]) -> Use:
+        """The most that a call uses; to score a text, a server may have to write, too."""
+        read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
+        written = sum(
+            self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest for each in requests
+        )
+        return Use(len(requests), read, written)
+
+    def count_tokens(self, request: str | Conversation) -> int:
+        """Tokens of a prompt with all that is sent along, or somewhat more."""
+        system, turns = self._parts(request)
+        messages = len(turns) if self._is_chat else 0
+        if system:
+            messages, turns = messages + 1, (system, *turns)
+        return sum(map(self._count, turns)) + _MESSAGE_TOKENS * messages
 
     async def close(self) -> None:
-        """Close its connections."""
-        await self._http.aclose()
+        """Close the connections that were opened for this object."""
+        if self._http is not None:
+            await self._http.aclose()
 
-    async def _post(self, sent: Mapping[str, Any]) -> dict[str, Any]:
-        async with self._http.stream("POST", self._url, json={**self._sent, **sent, **self._extra}) as response:
-            content = await _body(response)
-        if not response.is_success:
-            raise StatusError(response.status_code, response.headers, content)
-        return completed(content)
+    def _parts(self, request: str | Conversation) -> tuple[str, tuple[str, ...]]:
+        """The system message ("": none) and the turns, as they can be sent."""
+        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
+        return plain(asked.system), tuple(map(plain, asked.turns))
 
+    def _identity_with(self, system: str) -> str:
+        return canonical({**self._sent, "instruction": system})
 
-def _read(choice: Mapping[str, Any], usage: Mapping[str, int], stop: Sequence[str], *, is_chat: bool) -> Answer:
-    """The answer in a choice; a `MalformedResponseError` if it isn't there."""
-    message = choice.get("message") if is_chat else {"content": choice.get("text")}
-    if not isinstance(message, Mapping):
-        raise MalformedResponseError("no message")
-    content = message.get("content") or ""
-    if isinstance(content, list):
-        content = "".join(str(part.get("text") or "") for part in content if isinstance(part, Mapping))
-    if not isinstance(content, str):
-        raise MalformedResponseError("no text")
-    ending = "refusal" if message.get("refusal") else str(choice.get("finish_reason") or "")
-    return answer_of(content, ending, stop, _counts(usage))
+    def _prompt(self, request: str | Conversation) -> PromptValue:
+        system, turns = self._parts(request)
+        if not self._is_chat or (len(turns) == 1 and not system):
+            return StringPromptValue(text=str(Conversation(system, turns)))
+        kinds: list[type[BaseMessage]] = [HumanMessage, AIMessage]
+        messages = [kinds[n % 2](turn) for n, turn in enumerate(turns)]
+        return ChatPromptValue(messages=[*([SystemMessage(system)] if system else []), *messages])
 
 
 def canonical(value: object) -> str:
@@ -174,20 +191,38 @@ def plain(text: str) -> str:
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-def answer_of(text: str, ending: str, stop: Sequence[str], counts: tuple[int, int]) -> Answer:
-    """What a model wrote, up to the first of `stop`, by how it says that it ended."""
-    ending = ending.lower()
+def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
+    """What a model generated, up to the first of `stop`; `whole` is `llm_output` of a call for this prompt alone."""
+    counts = _usage(generation, whole or {})
+    info: dict[str, Any] = dict(generation.generation_info or {})
+    if isinstance(generation, ChatGeneration):
+        info = {**generation.message.response_metadata, **info}
+        if generation.message.additional_kwargs.get("refusal"):
+            return Answer(None, "refused", *counts)
+    ending = str(info.get("finish_reason") or info.get("stop_reason") or info.get("done_reason") or "").lower()
     if ending in _REFUSED or ending == "too_long":
         return Answer(None, "too_long" if ending == "too_long" else "refused", *counts)
-    written, stopped = cut(plain(text[:_LONGEST_TEXT]), stop)
-    if (ending in _TRUNCATED or len(text) > _LONGEST_TEXT) and not stopped:
-        return Answer(written or None, "truncated", *counts)
-    return Answer(written or None, "" if written else "empty", *counts)
+    text, stopped = cut(plain(generation.text[:_LONGEST_TEXT]), stop)
+    if (ending in _TRUNCATED or len(generation.text) > _LONGEST_TEXT) and not stopped:
+        return Answer(text or None, "truncated", *counts)
+    return Answer(text or None, "" if text else "empty", *counts)
 
 
-def _counts(usage: Mapping[str, int]) -> tuple[int, int]:
-    """Prompt and completion tokens as reported; −1 for what isn't. No prompt has 0 tokens."""
-    return usage.get("prompt_tokens") or -1, usage.get("completion_tokens", -1)
+def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
+    """Prompt and completion tokens as reported with a generation; −1 for what isn't, or can't be true."""
+    message = getattr(generation, "message", None)
+    if reported := getattr(message, "usage_metadata", None):
+        return _counts(reported, ("input_tokens", "output_tokens"))
+    for reported in (generation.generation_info, whole.get("token_usage"), whole.get("usage")):
+        if isinstance(reported, Mapping) and "prompt_tokens" in reported:
+            return _counts(reported)
+    return -1, -1
+
+
+def _counts(reported: Mapping[str, Any], names: tuple[str, str] = _COUNTS) -> tuple[int, int]:
+    read, written = (_token_count(reported.get(name)) for name in names)
+    # No prompt has 0 tokens: LangChain writes 0 where the server said nothing.
+    return read or -1, written
 
 
 def _token_count(value: object) -> int:
@@ -221,7 +256,90 @@ def identity_of(settings: LLMSettings) -> dict[str, Any]:
     return {"model": settings.model, "temperature": settings.temperature, **masked}
 
 
-async def _body(response: httpx.Response) -> bytes:
+def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
+    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings, and its HTTP client.
+
+    langchain-openai would share one client between models, but connections belong to the event loop that opened them.
+    It doesn't retry either, which would repeat `insufficient_quota` past the budget.
+
+    Raises:
+        ConfigError: there is no key in the environment, and the server is OpenAI's own.
+    """
+    from langchain_openai import ChatOpenAI, OpenAI
+
+    key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
+    remember_key(key)
+    remember([address, settings.extra_body])
+    is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
+    if not key and is_openais_own:
+        raise ConfigError(
+            f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
+            "a server of your own"
+        )
+    http = _checking_client(settings.timeout, os.environ.get("OPENAI_PROXY"))
+    body = dict(settings.extra_body)
+    options: dict[str, Any] = {
+        "model": settings.model,
+        "base_url": address,
+        "api_key": key or "none",  # other servers take any, and the client insists on one
+        "timeout": settings.timeout,
+        "max_retries": 0,
+        "cache": False,
+        "http_async_client": http,
+        "openai_proxy": None,
+    }
+    if settings.temperature is not None:
+        options["temperature"] = settings.temperature
+    if settings.kind == "completion":
+        model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
+        return model.model_copy(update={"async_client": _Completions(model.async_client)}), http
+    if is_openais_own:
+        options["max_tokens"] = settings.max_tokens
+    else:
+        # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
+        body.setdefault("max_tokens", settings.max_tokens)
+    return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False), http
+
+
+class _Completions:
+    """`client.completions` as langchain-openai calls it, without pydantic's warnings about odd fields."""
+
+    def __init__(self, completions: Any) -> None:
+        self._completions = completions
+
+    async def create(self, **params: Any) -> dict[str, Any]:
+        body = (await self._completions.create(**params)).model_dump(warnings=False)
+        return {**body, "usage": body.get("usage") or {}}
+
+
+def _checking_client(timeout: float, proxy: str | None) -> Any:
+    """An HTTP client that accepts only answers of OpenAI's protocol, of limited size.
+
+    It follows no redirects, which would take the prompt, and keys in the user's own headers, to another host.
+    """
+    import openai
+
+    class Checking(openai.DefaultAsyncHttpxClient):
+        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
+            # The HTTP client would also ask for encodings that it decodes without limit.
+            request.headers["Accept-Encoding"] = "gzip"
+            response = await super().send(request, stream=True, **options)
+            try:
+                content = await _body(response)
+            finally:
+                await response.aclose()
+            if response.is_success and not stream:
+                content = completed(content)
+            sent_as = ("content-encoding", "content-length", "transfer-encoding")
+            headers = [(name, value) for name, value in response.headers.multi_items() if name not in sent_as]
+            return type(response)(
+                response.status_code, headers=headers, content=content, request=request, extensions=response.extensions
+            )
+
+    return Checking(timeout=timeout, proxy=proxy, follow_redirects=False)
+
+
+async def _body(response: Any) -> bytes:
     """A response's content, decompressed no further than `LONGEST_BODY`: 48 kB may unpack to gigabytes."""
     encoding = response.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
@@ -239,8 +357,11 @@ async def _body(response: httpx.Response) -> bytes:
     return bytes(content)
 
 
-def completed(content: bytes) -> dict[str, Any]:
-    """The body of a response, checked: it has a choice, and `usage` has the token counts that can be true."""
+def completed(content: bytes) -> bytes:
+    """The body of a response, checked, with what langchain-openai relies on.
+
+    Token counts that can't be true are left out, so that they are estimated; a text that is null becomes empty.
+    """
     try:
         body = json.loads(content)
     except (ValueError, RecursionError):  # no JSON, a number of over 4,300 digits, or nested too deeply
@@ -252,6 +373,9 @@ def completed(content: bytes) -> dict[str, Any]:
     choices, usage = body.get("choices"), body.get("usage")
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
         raise MalformedResponseError("no choices")
+    for choice in choices:
+        if "message" not in choice:
+            choice["text"] = choice.get("text") or ""
     counts = {name: _token_count(usage.get(name)) for name in _COUNTS} if isinstance(usage, dict) else {}
     body["usage"] = {name: count for name, count in counts.items() if count >= 0}
-    return body
+    return json.dumps(body).encode()

@@ -5,16 +5,12 @@ Each message is one line that says what to do; none holds a key.
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
-
-import httpx
 
 from langchain_rcr.errors import RCRError
 from rcr_trainer.llm.redaction import redact
@@ -48,31 +44,6 @@ class BudgetExceeded(LLMError):  # noqa: N818 — a limit, not a mistake
 
 class MalformedResponseError(Exception):
     """The server's response is no answer: no JSON, no choices, an error in place of them."""
-
-
-class StatusError(Exception):
-    """The server's response has a status that is no success.
-
-    Attributes:
-        codes: what the server calls the error, in lower case.
-    """
-
-    def __init__(self, status: int, headers: Mapping[str, str], content: bytes) -> None:
-        text = content.decode(errors="replace").strip()
-        self.status, self.headers, self.codes = status, headers, frozenset[str]()
-        with suppress(ValueError, RecursionError):
-            body = json.loads(text)
-            text, self.codes = f"Error code: {status} - {body}", _codes(body)
-        super().__init__(text or f"Error code: {status}")
-
-
-def _codes(body: Any) -> frozenset[str]:
-    found = []
-    for part in (body, body.get("error")) if isinstance(body, Mapping) else ():
-        if isinstance(part, Mapping):
-            deeper = part.get("innererror")
-            found += [part.get("code"), part.get("type"), deeper.get("code") if isinstance(deeper, Mapping) else None]
-    return frozenset(str(code).lower() for code in found if code is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,51 +93,71 @@ _NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_ac
 _FILTERED = {"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"}
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
 _TRANSIENT = {408, 409, 425, 429}
+# By the names of their classes, so that the client needn't be imported.
+_TIMEOUTS = {"TimeoutError", "APITimeoutError"}
+_CONNECTIONS = {"ConnectionError", "APIConnectionError"}
+_NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"}
 
 
-def diagnose(error: Exception, who: str) -> Fault:
-    """What to do about an exception that a model raised; `who` says which."""
-    said = _shown(str(error) or type(error).__name__)
-    if isinstance(error, RCRError):
-        return Fault("stop", "error", error)
-    if isinstance(error, StatusError):
-        return _by_status(error, who, said)
-    if isinstance(error, TimeoutError | httpx.TimeoutException):
-        return _again(who, "timeout", "no answer in time", charged=True)
-    if isinstance(error, ConnectionError | httpx.TransportError):
-        arrived = not isinstance(error, httpx.ConnectError)
-        return _again(who, "connection", f"the connection failed ({said})", charged=arrived)
-    if isinstance(error, MalformedResponseError):
-        return _again(who, "malformed", f"the response is no answer ({said})", charged=True)
-    stopped = LLMError(f"{who} failed: {type(error).__name__}: {said}")
-    # The cause helps to find a bug, unless its message holds a key.
-    if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
-        stopped.__cause__ = error
-    return Fault("stop", "error", stopped)
+class Diagnosis:
+    """Tells what a model's exceptions mean.
 
+    Args:
+        name: the model's, for messages.
+        place: where it is served, likewise; "" if unknown.
+        openai: it is langchain-openai's, whose errors of the kinds below mean a response that is no answer.
+    """
 
-def _by_status(error: StatusError, who: str, said: str) -> Fault:
-    status, codes = error.status, error.codes
-    if not codes.isdisjoint(_FILTERED):
-        return Fault("unusable", "refused", RequestError(f"{who} refused a prompt ({said})"))
-    which: int | str = status if status in _STOPS else "other"
-    if status == 402 or not codes.isdisjoint(_NO_MONEY):
-        which = "no_money"
-    elif status in _TRANSIENT or status >= 500:
-        wait = retry_after(error.headers) if status in (429, 503) else None
-        return _again(who, str(status), f"status {status}: {said}", wait=wait)
-    elif status < 400:
-        which = "redirect"
-    elif which == "other" and any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
-        which = "too_long"
-    kind, advice = _STOPS[which]
-    place = _shown(error.headers.get("location", "another address").split("?")[0])
-    advice = advice.format(place=place, status=status)
-    return Fault("stop", str(which), kind(f"{who}: {advice} (the server says: {said})"))
+    def __init__(self, name: str, place: str = "", openai: bool = False) -> None:
+        self.who = f"the model {name!r}" + (f" at {place}" if place else "")
+        self._malformed: tuple[type[Exception], ...] = (MalformedResponseError,)
+        if openai:
+            self._malformed += (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
+    def __call__(self, error: Exception) -> Fault:
+        """What to do about an exception that the model raised."""
+        if isinstance(error, RCRError):
+            return Fault("stop", "error", error)
+        # openai 2 raises a connection error from whatever its HTTP client raises.
+        error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
+        said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
+        if status := _status(error):
+            return self._by_status(error, status, said)
+        names = {cls.__name__ for cls in type(error).__mro__}
+        if names & _TIMEOUTS:
+            return self._again("timeout", "no answer in time", charged=True)
+        if names & _CONNECTIONS:
+            arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
+            return self._again("connection", f"the connection failed ({said})", charged=arrived)
+        if isinstance(error, self._malformed):
+            return self._again("malformed", f"the response is no answer ({said})", charged=True)
+        stopped = LLMError(f"{self.who} failed: {type(error).__name__}: {said}")
+        # The cause helps to find a bug in a model of the user's own, unless its message holds a key.
+        if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
+            stopped.__cause__ = error
+        return Fault("stop", "error", stopped)
 
-def _again(who: str, reason: str, what: str, wait: float | None = None, charged: bool = False) -> Fault:
-    return Fault("again", reason, LLMError(f"{who} gave no answer: {what}"), wait, charged)
+    def _by_status(self, error: Exception, status: int, said: str) -> Fault:
+        codes, headers = _codes(error), _headers(error)
+        if not codes.isdisjoint(_FILTERED):
+            return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
+        which: int | str = status if status in _STOPS else "other"
+        if status == 402 or not codes.isdisjoint(_NO_MONEY):
+            which = "no_money"
+        elif status in _TRANSIENT or status >= 500:
+            wait = retry_after(headers) if status in (429, 503) else None
+            return self._again(str(status), f"status {status}: {said}", wait=wait)
+        elif status < 400:
+            which = "redirect"
+        elif which == "other" and any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
+            which = "too_long"
+        kind, advice = _STOPS[which]
+        place = _shown(headers.get("location", "another address").split("?")[0])
+        advice = advice.format(place=place, status=status)
+        return Fault("stop", str(which), kind(f"{self.who}: {advice} (the server says: {said})"))
+
+    def _again(self, reason: str, what: str, wait: float | None = None, charged: bool = False) -> Fault:
+        return Fault("again", reason, LLMError(f"{self.who} gave no answer: {what}"), wait, charged)
 
 
 def _shown(text: str) -> str:
@@ -197,3 +188,26 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
+
+
+def _status(error: Exception) -> int:
+    """The status of an error response; a response of 200 is attached to errors in reading it."""
+    status = getattr(error, "status_code", None)
+    return status if isinstance(status, int) and status >= 300 else 0
+
+
+def _headers(error: Exception) -> Mapping[str, str]:
+    headers = getattr(getattr(error, "response", None), "headers", None)
+    return headers if isinstance(headers, Mapping) else {}
+
+
+def _codes(error: Exception) -> frozenset[str]:
+    found = [getattr(error, "code", None), getattr(error, "type", None)]
+    body: Any = getattr(error, "body", None)
+    if isinstance(body, Mapping):
+        inner = body.get("error")
+        for part in (body, inner if isinstance(inner, Mapping) else {}):
+            found += [part.get("code"), part.get("type")]
+            deeper = part.get("innererror")
+            found += [deeper.get("code")] if isinstance(deeper, Mapping) else []
+    return frozenset(str(code).lower() for code in found if code is not None)

@@ -1,36 +1,35 @@
-"""A causal language model of transformers, on this machine."""
+"""A causal language model of transformers, on this machine, as a LangChain model."""
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import math
 from collections.abc import Iterator, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from langchain_core.callbacks import CallbackManagerForLLMRun
+from langchain_core.language_models import BaseLLM
+from langchain_core.outputs import Generation, LLMResult
+from pydantic import Field, PrivateAttr
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.families.pooled import undisturbed
-from langchain_rcr.policy.prompt import Conversation
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.cache import Answer
-from rcr_trainer.llm.client import Model, answer_of
-from rcr_trainer.llm.scoring import Scored, Way
 
 _HASHED = 256 * 2**20
 """Bytes of weights up to which they are read to tell one model from another; of more, size and time are."""
 
 
-class LocalLM(Model):
+class LocalLM(BaseLLM):
     """Greedy, batched decoding with a model folder that `AutoModelForCausalLM` opens.
 
     Answers end at the first stop sequence after a model's thoughts, at the model's end of sequence, or after
-    `max_new_tokens`. A prompt that leaves no room for its answer gets none, for the reason "too_long".
+    `max_new_tokens`. A prompt that leaves no room for its answer gets the finish reason "too_long" and no text.
 
     Args:
         model: a local folder, or a hub name.
@@ -42,66 +41,75 @@ class LocalLM(Model):
         ConfigError: the model can't be loaded.
     """
 
-    exact_tokens = True
+    model: str
+    max_new_tokens: int = Field(256, ge=1)
+    batch_size: int = Field(16, ge=1)
+    device: str = "auto"
+    dtype: str = "auto"
 
-    def __init__(
-        self, model: str, max_new_tokens: int = 256, batch_size: int = 16, device: str = "auto", dtype: str = "auto"
-    ) -> None:
-        self.name, self.max_new_tokens, self.batch_size = model, max_new_tokens, batch_size
-        if device == "auto":
-            device = "cuda" if torch.cuda.is_available() else "cpu"
+    _model: Any = PrivateAttr()
+    _tokenizer: Any = PrivateAttr()
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Not in a validator: pydantic would take its ConfigError, a ValueError, for its own.
+        self._load()
+
+    def _load(self) -> None:
+        device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
             with undisturbed():
                 self._tokenizer = AutoTokenizer.from_pretrained(
-                    model, padding_side="left", trust_remote_code=False, clean_up_tokenization_spaces=False
+                    self.model, padding_side="left", trust_remote_code=False, clean_up_tokenization_spaces=False
                 )
-                self._model: Any = AutoModelForCausalLM.from_pretrained(model, dtype=dtype, trust_remote_code=False)
+                self._model = AutoModelForCausalLM.from_pretrained(
+                    self.model, dtype=self.dtype, trust_remote_code=False
+                )
             self._model.eval().requires_grad_(False).to(device)
         except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
             reason = " ".join(str(error).split())[:300]
             raise ConfigError(
-                f"the language model '{model}' can't be loaded (a local folder or a hub name): {reason}"
+                f"the language model '{self.model}' can't be loaded (a local folder or a hub name): {reason}"
             ) from error
-
-        self.identity = {"kind": "local", "max_tokens": max_new_tokens, "dtype": str(self._model.dtype)}
-        self.identity["weights"] = self._weights(Path(model))
-
-    def _weights(self, folder: Path) -> str:
-        """A digest of the folder; of a model of the hub its name and commit."""
-        if not folder.is_dir():
-            return f"{folder}@{getattr(self._model.config, '_commit_hash', None)}"
-        found = hashlib.sha256()
-        for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix not in (".md", ".txt")):
-            status = path.stat()
-            found.update(f"{path.name} {status.st_size} ".encode())
-            found.update(path.read_bytes() if status.st_size <= _HASHED else str(status.st_mtime_ns).encode())
-        return found.hexdigest()
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, as the model reads it."""
         return len(self._tokenizer(text, verbose=False)["input_ids"])
 
-    async def answers(self, prompts: Sequence[Conversation], stop: Sequence[str]) -> list[Answer]:
-        """See `Model`."""
-        return await asyncio.to_thread(self.generate, [str(each) for each in prompts], stop)
+    @property
+    def _llm_type(self) -> str:
+        return "rcr-local"
 
-    async def scores(self, texts: Sequence[Scored], way: Way) -> list[Answer]:
-        """See `Model`; in one way alone."""
-        pairs = [each.prompt for each in texts], [each.continuation for each in texts]
-        found = await asyncio.to_thread(self.log_likelihoods, *pairs)
-        return [Answer(repr(value), "", -1, -1) for value in found]
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """What tells the model from others: a digest of its folder (or its hub name and commit), and its dtype."""
+        folder = Path(self.model)
+        if not folder.is_dir():
+            weights = f"{self.model}@{getattr(self._model.config, '_commit_hash', None)}"
+            return {"weights": weights, "dtype": str(self._model.dtype)}
+        found = hashlib.sha256()
+        for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix not in (".md", ".txt")):
+            status = path.stat()
+            found.update(f"{path.name} {status.st_size} ".encode())
+            found.update(path.read_bytes() if status.st_size <= _HASHED else str(status.st_mtime_ns).encode())
+        return {"weights": found.hexdigest(), "dtype": str(self._model.dtype)}
 
-    def generate(self, prompts: Sequence[str], stop: Sequence[str] = ()) -> list[Answer]:
-        """Answers to prompts."""
+    def _generate(
+        self,
+        prompts: list[str],
+        stop: list[str] | None = None,
+        run_manager: CallbackManagerForLLMRun | None = None,
+        **kwargs: Any,
+    ) -> LLMResult:
         tokens = self._tokenizer(list(prompts), return_token_type_ids=False, verbose=False)["input_ids"]
-        found = [Answer(None, "too_long", len(ids), 0) for ids in tokens]
+        found = [_generation("", "too_long", len(ids), 0) for ids in tokens]
         for rows in self._batches(tokens, self._longest - self.max_new_tokens):
-            written, ended = self._write([tokens[row] for row in rows], stop)
+            written, ended = self._write([tokens[row] for row in rows], stop or [])
             for row, answer, end in zip(rows, written, ended, strict=True):
-                text = self._tokenizer.decode(answer[:end], skip_special_tokens=True)
-                counts = len(tokens[row]), len(answer[:end])
-                found[row] = answer_of(text, "length" if end is None else "stop", stop, counts)
-        return found
+                text = cut(self._tokenizer.decode(answer[:end], skip_special_tokens=True), stop or [])[0]
+                reason = "length" if end is None else "stop"
+                found[row] = _generation(text, reason, len(tokens[row]), len(answer[:end]))
+        return LLMResult(generations=[[generation] for generation in found])
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; −∞ for what doesn't fit the model's context."""
@@ -187,3 +195,8 @@ class _Stopping(StoppingCriteria):  # type: ignore[misc]  # transformers has no 
             not self._last.isdisjoint(self._tokenizer.decode(answer[-1:]))
             and cut(self._tokenizer.decode(answer, skip_special_tokens=True), self._stop)[1]
         )
+
+
+def _generation(text: str, reason: str, read: int, written: int) -> Generation:
+    info = {"finish_reason": reason, "prompt_tokens": read, "completion_tokens": written}
+    return Generation(text=text, generation_info=info)

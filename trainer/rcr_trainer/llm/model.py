@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -17,8 +17,8 @@ from langchain_rcr.programs import get_parser
 from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Estimate, Stats, Use
-from rcr_trainer.llm.calls import Calls, Request
-from rcr_trainer.llm.client import Model, Server
+from rcr_trainer.llm.calls import Calls
+from rcr_trainer.llm.client import Client, Request, address_of, identity_of, make_model, public
 from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -32,19 +32,21 @@ _QUOTED = 400
 
 
 class LanguageModel:
-    """Answers prompts by a model; a context manager that closes itself.
+    """Answers prompts by a LangChain completion or chat model; a context manager that closes itself.
 
     `open_llm` makes one by settings. One thread at a time may use it.
 
     Args:
-        model: what answers.
-        settings: kind, longest answer, stop sequences, retries, concurrency, budget and prices. With kind "local", a
-            call has `batch_size` prompts.
+        model: a `BaseLLM` or `BaseChatModel`, with the temperature and the longest answer that the settings name.
+        settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
+            prompts.
+        identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
         cache_path: the file with the answers, kept over runs; None: in memory.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
-            restarts (and, up to the calls that are running elsewhere, over several processes).
+            restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
+        **options: of `Client`: the model's name, place, tokenizer and HTTP client.
 
     Raises:
         DataError: the cache file can't be used.
@@ -52,18 +54,21 @@ class LanguageModel:
 
     def __init__(
         self,
-        model: Model,
+        model: Any,
         settings: LLMSettings | None = None,
         *,
+        identity: Mapping[str, Any] | None = None,
         cache_path: str | os.PathLike[str] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
-        account: str = "",
+        account: str | None = None,
+        **options: Any,
     ) -> None:
         self._settings = settings = settings or LLMSettings()
-        self.name, self.prompt, self.stats = model.name, prompt, Stats(settings)
+        self._client = client = Client(model, settings, identity=identity or {}, prompt=prompt, **options)
+        self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
         self._cache = AnswerCache(cache_path)
-        self._calls = Calls(model, settings, prompt, self._cache, self.stats, account)
+        self._calls = Calls(client, settings, self._cache, self.stats, account)
         # Answers to a group's prompts are often the same.
         self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=prompt.labels))
         self._language, self._looked_at, self._useless = language, 0, 0
@@ -74,7 +79,7 @@ class LanguageModel:
     @property
     def spent(self) -> Use:
         """What counts against the budget so far."""
-        return self._calls.budget.spent
+        return self._calls.spent
 
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
@@ -111,7 +116,7 @@ class LanguageModel:
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
-            keys = [self._calls.key(request) for request in requests]
+            keys = [self._client.key(request) for request in requests]
             kept = self._cache.get(keys)
             new = [request for key, request in zip(keys, requests, strict=True) if key not in kept]
             if new and self._scores is None:
@@ -127,7 +132,7 @@ class LanguageModel:
     def _try_ways(self, request: Scored) -> bool | UnscoredError:
         """Find out whether the server scores, and by which way, with a text of which nothing is kept."""
         failed: bool | UnscoredError = False
-        for self._calls.scoring in WAYS:
+        for self._client.scoring in WAYS:
             try:
                 (answer,) = self._answers([request])
                 return answer.text is not None or self._malformed_scores()
@@ -144,17 +149,17 @@ class LanguageModel:
 
     def count_tokens(self, prompt: str | Conversation) -> int:
         """Tokens of a prompt with all that is sent along, or somewhat more."""
-        return self._calls.count_tokens(prompt)
+        return self._client.count_tokens(prompt)
 
     def about_tokens(self, prompt: str | Conversation) -> float:
         """Tokens of a prompt; four bytes a token where the model's tokenizer isn't at hand."""
-        return self.count_tokens(prompt) / (1 if self._calls.model.exact_tokens else 4)
+        return self.count_tokens(prompt) / (1 if self._client.exact_tokens else 4)
 
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """What a number of calls costs at most, before the prompts are known. The model is not called."""
-        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._calls.longest)
+        use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
         money = self._settings.money(use.prompt_tokens, use.completion_tokens)
-        return Estimate(use, money, self._calls.model.exact_tokens)
+        return Estimate(use, money, self._client.exact_tokens)
 
     def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
@@ -215,7 +220,7 @@ class LanguageModel:
         """Answers to some requests, in their order; each distinct one is asked once."""
         if self._closed:
             raise LLMError(f"the model {self.name!r} is closed")
-        keys = [self._calls.key(request) for request in requests]
+        keys = [self._client.key(request) for request in requests]
         distinct = dict(zip(keys, requests, strict=True))
         self._seen.update(keys)
         self.stats.nominal += len(keys)
@@ -229,10 +234,17 @@ class LanguageModel:
         return [found[key] for key in keys]
 
 
-def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, **options: Any) -> LanguageModel:
+def open_llm(
+    settings: LLMSettings,
+    cache_path: str | os.PathLike[str] | None,
+    *,
+    language: str = "functional",
+    prompt: Prompt = APPENDIX_D,
+    account: str | None = None,
+) -> LanguageModel:
     """The model that the settings name. Nothing is sent yet.
 
-    The arguments are those of `LanguageModel`.
+    The other arguments are those of `LanguageModel`.
 
     Raises:
         ConfigError: no model name; no API key for OpenAI's own server; no such folder.
@@ -243,10 +255,18 @@ def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, *
             "llm.model is required: the name of a model that the server has, or of a local folder (there is no "
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
-    if settings.kind != "local":
-        return LanguageModel(Server(settings), settings, cache_path=cache_path, **options)
-    from rcr_trainer.llm.local import LocalLM
+    identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
+    options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
+    model: Any
+    if settings.kind == "local":
+        from rcr_trainer.llm.local import LocalLM
 
-    shared = settings.model_dump(include={"model", "batch_size", "device", "dtype"})
-    local = LocalLM(max_new_tokens=settings.max_tokens, **shared)
-    return LanguageModel(local, settings, cache_path=cache_path, **options)
+        shared = settings.model_dump(include={"model", "batch_size", "device", "dtype"})
+        model = LocalLM(max_new_tokens=settings.max_tokens, cache=False, **shared)
+        identity |= model.identity
+        options["count_tokens"] = model.count_tokens
+    else:
+        model, options["http"] = make_model(settings)
+        identity |= identity_of(settings)
+        options["place"] = public(address_of(settings))
+    return LanguageModel(model, settings, cache_path=cache_path, identity=identity, **options)

@@ -57,7 +57,7 @@ class Way(NamedTuple):
 
 def _ask_for_echo(request: Scored) -> dict[str, Any]:
     # `max_tokens: 0` would do, but vLLM refuses it.
-    return {"prompt": str(request), "max_tokens": 1, "echo": True}
+    return {"prompt": str(request), "max_tokens": 1, "extra_body": {"echo": True}}
 
 
 def _read_echo(response: Mapping[str, Any], request: Scored) -> float:
@@ -81,7 +81,7 @@ def _ask_for_grammar(request: Scored) -> dict[str, Any]:
     only = f"root ::= {json.dumps(request.continuation, ensure_ascii=False)}"
     # A token has a byte at least, and one ends the answer.
     longest = len(request.continuation.encode()) + 1
-    return {"prompt": request.prompt, "max_tokens": longest, "grammar": only}
+    return {"prompt": request.prompt, "max_tokens": longest, "extra_body": {"grammar": only}}
 
 
 def _read_grammar(response: Mapping[str, Any], request: Scored) -> float:

@@ -30,7 +30,7 @@ class LLMSettings(Section, use_attribute_docstrings=True):
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the API key."""
     temperature: float | None = Field(0.0, ge=0)
-    """0: the likeliest answer; null: not sent (OpenAI's models that think take none)."""
+    """0: the likeliest answer; null: not sent."""
     max_tokens: int = Field(256, ge=1)
     """Tokens of the longest answer, a model's thoughts included."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
