@@ -223,8 +223,8 @@ def _known(prompt: Prompt) -> dict[str, Any]:
 
 def describing_schema(
     prompt: Prompt, keys: PromptKeys, schema_of: Callable[[Mapping[str, Any]], str] | None
-) -> tuple[Prompt, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], dict[str, Any]] | None]:
-    """The prompt, and what gives the variable `schema` for a question's variables and its picks.
+) -> tuple[Prompt, Callable[[dict[str, Any]], dict[str, Any]] | None]:
+    """The prompt, and what adds the variable `schema` to a question's variables and its picks.
 
     The latter is None where all questions are shown the same: `db_schema` as a whole.
     """
@@ -232,10 +232,13 @@ def describing_schema(
     if "schema" not in varies.variables or (schema_of is None and 0 < len(prompt.db_schema) <= prompt.schema_budget):
         return prompt, None
 
-    def describe(variables: Mapping[str, Any], picks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def describe(given: dict[str, Any]) -> dict[str, Any]:
+        variables = {name: value for name, value in given.items() if name != PICKED}
         schema = variables.get("schema") or (schema_of(variables) if schema_of is not None else prompt.db_schema)
-        programs = [str(pick.get(keys.target, "")) for pick in picks]
-        return {"schema": prompt.schema_for(str(schema), variables[keys.query], programs)} if schema else {}
+        if not schema:
+            return given
+        programs = [str(pick.get(keys.target, "")) for pick in given[PICKED]]
+        return {**given, "schema": prompt.schema_for(str(schema), variables[keys.query], programs)}
 
     return varies, describe
 

@@ -158,11 +158,10 @@ def semantic_parsing_chain(
     return SemanticParsingChain(
         llm=model,
         retriever=retriever,
-        prompt=fed,
+        prompt=fed if describe is None else RunnableLambda(describe, name="describe_database") | fed,
         parse=_parse_function(parser),
         language=language,
         execute=execute,
-        describe=describe,
         retries=retries,
         drafts=drafts,
         needs_examples=needs_examples,
@@ -198,7 +197,6 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     parse: Callable[[str], Any]
     language: str | None = None
     execute: Databases | Callable[[str], Any] | None = None
-    describe: Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], dict[str, Any]] | None = None
     retries: int = Field(default=1, ge=0)
     drafts: int = Field(default=0, ge=0)
     needs_examples: bool = False
@@ -273,14 +271,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
     async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
         """The questions with their prompts, after the picks; those that fail are left out."""
-        if (describe := self.describe) is not None:
-            describer: Runnable[Any, Any] = RunnableLambda(lambda given: describe(*given), name="describe_database")
-            given = [(each, (each.variables, _shown(each.picks))) for each in questions]
-            for question, found in await call(describer, given):
-                question.described = found
-        going = [each for each in questions if each.error is None]
-        variables = [{**each.variables, **each.described, PICKED: _shown(each.picks)} for each in going]
-        asked = await call(self.prompt, list(zip(going, variables, strict=True)))
+        given = [(each, {**each.variables, PICKED: _shown(each.picks)}) for each in questions]
+        asked = await call(self.prompt, given)
         for question, prompt in asked:
             question.prompt, question.failures = prompt, []
         return asked
@@ -399,7 +391,6 @@ class _Question:
     query: Any = None  # for the retriever: a text, or the variables if it is a plain selector
     options: dict[str, Any] = field(default_factory=dict)  # for the retriever
     picks: tuple[Document | dict[str, Any], ...] = ()
-    described: dict[str, Any] = field(default_factory=dict)  # further variables of the prompt
     prompt: Any = None
     failures: list[tuple[str, str]] = field(default_factory=list)  # answers to it that are no programs, and why
     answers: tuple[str, ...] = ()
