@@ -97,14 +97,12 @@ class Database:
             if not Path(place).is_file():
                 raise InputError(f"{self._complaint}no such file")
             place = str(Path(place).resolve())
-        self._settings = {
+        self._settings: dict[str, Any] = {
             "database": place,
             "postgres": postgres,
             "packages": [entry for entry in sys.path if entry] if postgres else [],
             "timeout_s": timeout_s,
-            "max_rows": max_rows,
-            "max_bytes": max_bytes,
-            "max_memory": max_memory,
+            **counts,
         }
         self._max_processes, self._patience_s = max_processes, patience_s
         self._places, self._looking = threading.Semaphore(max_processes), threading.Lock()

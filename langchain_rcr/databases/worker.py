@@ -42,6 +42,7 @@ _SERVERS_FAULT = ("55P03", "58030", "XX001", "XX002")
 """PostgreSQL's errors of that kind: a table is locked, the disk fails, data or an index are damaged."""
 _REST_S = 0.1
 """Seconds without a query after which a connection is closed while others write."""
+_UTF_8 = ("utf-8", "surrogatepass")
 _AT_ONCE = 100
 """Rows that are read at a time."""
 _LARGE = 1 << 12
@@ -263,13 +264,8 @@ class PostgreSQL:
         return f"longer than {self._timeout:g} s"
 
 
-class Text:
-    """A long text."""
-
-    __slots__ = ("raw",)
-
-    def __init__(self, text: str) -> None:
-        self.raw = text.encode("utf-8", "surrogatepass")
+class Text(bytes):
+    """A long text, encoded."""
 
 
 def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> tuple[str, list[bytes]]:
@@ -292,7 +288,7 @@ def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) ->
             columns = columns or [[] for _ in some[0]]
             for column, values in zip(columns, zip(*some, strict=True), strict=True):
                 large = str in {*map(type, values)} and max(map(_length, values)) > _LARGE
-                column.extend([Text(v) if _length(v) > _LARGE else v for v in values] if large else values)
+                column.extend([Text(v, *_UTF_8) if _length(v) > _LARGE else v for v in values] if large else values)
                 has_large |= large
         if columns and columns[0] and (some is None or has_large or len(columns) * len(columns[0]) > _TOGETHER):
             written.append(encode(columns))
@@ -320,8 +316,8 @@ def again(rows: Callable[[], Any]) -> Any:
 
 def plain(value: Any, attached: list[bytes]) -> list[Any]:
     """A value that JSON doesn't have: its type, and what to make it from; of a large one its length."""
-    if isinstance(value, Text | bytes | bytearray | memoryview):
-        raw = value.raw if isinstance(value, Text) else bytes(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        raw = bytes(value)
         if len(raw) <= _LARGE:
             return ["bytes", raw.hex()]
         attached.append(raw)
