@@ -115,13 +115,11 @@ def flattened(relations: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]
         relation, join = stack.pop()
         while is_node(relation):
             stack += [*joins_of(relation, "joins"), *joins_of(relation, "laterals")][::-1]
-            if relation.key != "subquery" or _said(relation, "this", "joins", "laterals"):
+            inner, is_bare = relation.this, not _said(relation, "this", "joins", "laterals")
+            if relation.key != "subquery" or not (is_bare and is_node(inner) and inner.key in ("table", "subquery")):
                 yield relation, join
                 break
-            if not is_node(relation.this) or relation.this.key not in ("table", "subquery"):
-                yield relation, join
-                break
-            relation = relation.this
+            relation = inner
 
 
 def word_of(node: Any) -> str:
