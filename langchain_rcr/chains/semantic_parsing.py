@@ -24,7 +24,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import coerce_to_runnable
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.chains.answers import Reading, read_answer
+from langchain_rcr.chains.answers import read_answer
 from langchain_rcr.chains.few_shot import (
     PICKED,
     PickedExamples,
@@ -284,17 +284,16 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         for left in range(self.retries, -1, -1):
             again = []
             said = [(question, (output, question.variables)) for question, output in await call(self.llm, asked)]
-            for question, (answer, reading, result) in await call(reader, said):
-                question.answers += (answer,)
-                if reading.program is None and left:
-                    question.failures.append((answer, reading.complaint))
+            for question, found in await call(reader, said):
+                question.answers += found.answers
+                if not found.ok and left:
+                    question.failures += [(*found.answers, found.error)]
                     again.append((question, asked_again(question.prompt, question.failures)))
-                elif reading.program is None and question.parsed is not None:  # the draft remains
+                elif not found.ok and question.parsed is not None:  # the draft remains
                     question.parsed = replace(question.parsed, answers=question.answers)
                 else:
-                    made = (reading.program, reading.tree, question.picks, question.answers, reading.complaint)
-                    question.parsed = ParsedProgram(*made, result)
-                    done += [question] if question.parsed.ok else []
+                    question.parsed = replace(found, picks=question.picks, answers=question.answers)
+                    done += [question] if found.ok else []
             asked = again
         return done
 
@@ -367,19 +366,19 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         named = getattr(selector, "input_keys", None) or (own if self.query_key in own else [self.query_key])
         return sorted({*named})
 
-    def _read(self, given: tuple[Any, Mapping[str, Any]]) -> tuple[str, Reading, Any]:
-        """The answer, the program in it, and what running that gave; from the model's output and the variables."""
+    def _read(self, given: tuple[Any, Mapping[str, Any]]) -> ParsedProgram:
+        """The program in an answer, and what running it gave; from the model's output and the variables."""
         answer, variables = _text(given[0]), given[1]
         reading = read_answer(answer, self.parse, self.language, self.labels)
         program = reading.program or reading.likeliest  # the database may accept what the parser doesn't
         if self.execute is None or program is None:
-            return answer, reading, None
+            return ParsedProgram(reading.program, reading.tree, (), (answer,), reading.complaint)
         try:
             several = isinstance(self.execute, Databases)
             result = self.execute(program, variables) if several else self.execute(program)  # type: ignore[call-arg]
-            return answer, Reading(program, reading.tree, None), result
+            return ParsedProgram(program, reading.tree, (), (answer,), None, result)
         except ProgramError as error:
-            return answer, Reading(None, None, f"it can't be run: {error}"), None
+            return ParsedProgram(None, None, (), (answer,), f"it can't be run: {error}")
 
 
 @dataclass(slots=True)
