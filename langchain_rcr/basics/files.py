@@ -181,12 +181,11 @@ def _lock(path: Path) -> int | None:
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+    except OSError as error:
         os.close(handle)
-        raise
-    except OSError:  # such as a network file system without locks
-        os.close(handle)
-        return None
+        if isinstance(error, BlockingIOError):
+            raise
+        return None  # such as on a network file system without locks
     return handle
 
 

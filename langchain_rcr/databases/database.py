@@ -90,10 +90,10 @@ class Database:
         check_limits(timeout_s=timeout_s, max_processes=max_processes, **counts)
         if postgres:
             require("psycopg", "pgvector")
-        shown = _PASSWORD.sub(r"\1\2***", place)
-        # Of PostgreSQL the process says itself what can't be done.
-        self._complaint = "" if postgres else f"the database {shown} can't be read: "
-        if not postgres:
+            self._complaint = ""  # the process says itself what can't be done
+        else:
+            shown = _PASSWORD.sub(r"\1\2***", place)
+            self._complaint = f"the database {shown} can't be read: "
             if not Path(place).is_file():
                 raise InputError(f"{self._complaint}no such file")
             place = str(Path(place).resolve())

@@ -20,11 +20,6 @@ from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
-try:
-    import resource
-except ImportError:  # Windows
-    resource = None  # type: ignore[assignment]
-
 _LONGEST = 1 << 20
 """Bytes of a value or a statement in SQLite."""
 _MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
@@ -119,10 +114,9 @@ class SQLite:
             found = os.stat(self._path)  # noqa: PTH116 — pathlib takes longer, and long to import
         except OSError as error:
             raise DatabaseError(str(error.strerror)) from None
-        try:
+        log = False
+        with suppress(OSError):
             log = os.stat(f"{self._path}-wal").st_size > 0  # noqa: PTH116
-        except OSError:
-            log = False
         return log, found.st_ino, found.st_size, found.st_mtime_ns
 
     def _changed(self) -> bool:
@@ -342,11 +336,11 @@ def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:
 
 def limit(name: str, value: int) -> None:
     """Limit a resource of this process, if the system can."""
-    if resource is None:
-        return
-    _, hard = resource.getrlimit(getattr(resource, name))
-    bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
-    with suppress(OSError, ValueError):
+    with suppress(ImportError, OSError, ValueError):  # Windows has no such module
+        import resource
+
+        _, hard = resource.getrlimit(getattr(resource, name))
+        bounded = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(getattr(resource, name), (bounded, hard))
 
 
