@@ -10,14 +10,13 @@ from importlib import import_module
 from typing import Any, Literal, Self, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows, taken
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.memory import ColumnTable, MatrixTable
-from langchain_rcr.index.ranking import best_fetched, log_sums, slack
+from langchain_rcr.index.ranking import Near, Ranked, best_fetched, log_sums, slack
 
 try:
     faiss: Any = import_module("faiss")  # whose types are few and wrong
@@ -169,9 +168,7 @@ class FaissTable(Table):
             found = index.reconstruct_batch(np.ascontiguousarray(keys)) if len(keys) else np.empty((0, index.d), "<f4")
         return PoolVectors(found, taken(self._context.rows, keys))
 
-    def found(
-        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
-    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+    def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`; approximate where the kind of index is. Partitions sum over the `BEST` best."""
         states = np.ascontiguousarray(states, dtype=np.float32)
         keys, logits = self._best(states, t, exclude)
@@ -179,12 +176,12 @@ class FaissTable(Table):
             return keys, logits, None
         return keys, logits, log_sums(self._best(states, min(BEST, max(1, self.size)), exclude)[1], tau)
 
-    def _best(self, states: FloatArray, t: int, exclude: IntArray) -> tuple[IntArray, FloatArray]:
+    def _best(self, states: FloatArray, t: int, exclude: IntArray) -> Near:
         """Keys and logits (B, t) of the best."""
         found = best_fetched(self._fetch, states, t, exclude, slack(states, self._longest), self.size, most=self.size)
         return InThisThread().run(found)
 
-    async def _fetch(self, states: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
+    async def _fetch(self, states: FloatArray, width: int) -> list[Near]:
         """See `best_fetched`."""
         everything = len(self) <= _SMALL or _RARE * self.size < len(self)
         keys, scores = self._ask(states, width, everything)
@@ -193,7 +190,7 @@ class FaissTable(Table):
             keys[short], scores[short] = self._ask(states[short], width, True)
         return [(row[row >= 0], values[row >= 0]) for row, values in zip(keys, scores, strict=True)]
 
-    def _ask(self, states: FloatArray, width: int, everything: bool) -> tuple[IntArray, FloatArray]:
+    def _ask(self, states: FloatArray, width: int, everything: bool) -> Near:
         """One FAISS search among the rows that can be found; approximate unless `everything` is to be looked at.
 
         Keys and scores (B, width), best first; −1 and any score where there are fewer.

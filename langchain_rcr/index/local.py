@@ -13,12 +13,12 @@ from itertools import compress
 from typing import Any, Self, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, growing, longest
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
+from langchain_rcr.index.ranking import Ranked
 
 T = TypeVar("T")
 
@@ -121,10 +121,8 @@ class Table(ABC):
         return Hits(keys, logits, self.rows, self.vectors, totals)
 
     @abstractmethod
-    def found(
-        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
-    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
-        """Keys (B, t), logits (B, t) and, where there is a τ, log partitions (B,); see `Reader.search`.
+    def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
+        """What `search` finds.
 
         Raises:
             InputError: a state or a candidate is not finite.

@@ -9,12 +9,22 @@ from importlib.util import find_spec
 from typing import Any, Self
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import LARGE, TRIALS, FloatArray, IntArray, SparseRows, growing, product
 from langchain_rcr.index.base import BEST, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
-from langchain_rcr.index.ranking import best, best_of, blocks, in_order, log_sums, near_best, nothing, slack
+from langchain_rcr.index.ranking import (
+    Near,
+    Ranked,
+    best,
+    best_of,
+    blocks,
+    in_order,
+    log_sums,
+    near_best,
+    nothing,
+    slack,
+)
 
 _LOOKED_AT = (64, 1024)
 """Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
@@ -60,9 +70,7 @@ class MatrixTable(Table):
             table._screens = True
         return table
 
-    def found(
-        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
-    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+    def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`."""
         parts = [*blocks(len(states), len(self))]
         if len(parts) > 1:
@@ -86,9 +94,7 @@ class MatrixTable(Table):
         keys, logits = find(scores, margin, t)
         return keys, logits, None if tau is None else log_sums(scores, tau)
 
-    def _screened(
-        self, states: FloatArray, t: int, exclude: IntArray, margin: FloatArray
-    ) -> tuple[IntArray, FloatArray] | None:
+    def _screened(self, states: FloatArray, t: int, exclude: IntArray, margin: FloatArray) -> Near | None:
         """Keys and logits (B, t), where a scan in 8 bits shows which few rows can be the best."""
         rows = self._candidate.rows
         if isinstance(rows, SparseRows) or not self._coarse.ready(rows):
@@ -132,9 +138,7 @@ class ColumnTable(MatrixTable):
         table._approximate = table._steps is not None and _RARE * self.size >= len(self)
         return table
 
-    def found(
-        self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None
-    ) -> tuple[IntArray, FloatArray, NDArray[np.float64] | None]:
+    def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`."""
         rows = self._candidate.rows
         if not (self._approximate and isinstance(rows, SparseRows)):
@@ -251,7 +255,7 @@ class _Steps:
         self._states = states
         return self._kept.copy()
 
-    def best(self, scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
+    def best(self, scores: FloatArray, slack: FloatArray, t: int) -> Near:
         """See `ranking.best`."""
         if not self._taken:
             self._rounding = float(slack.max())

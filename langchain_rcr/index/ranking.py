@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,11 +16,17 @@ from langchain_rcr.index.base import TIE
 _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
 
+Near: TypeAlias = tuple[IntArray, FloatArray]
+"""Keys and logits, of one state's candidates (W,) each, or as of `Hits` (B, t)."""
+
+Ranked: TypeAlias = tuple[IntArray, FloatArray, NDArray[np.float64] | None]
+"""Keys and logits (B, t) as of `Hits`, and, where there is a τ, log partitions (B,)."""
+
 MORE = 8
 """Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
 
 
-def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, FloatArray]:
+def best(scores: FloatArray, slack: FloatArray, t: int) -> Near:
     """The t best columns of each row of scores.
 
     Args:
@@ -39,9 +46,7 @@ def best(scores: FloatArray, slack: FloatArray, t: int) -> tuple[IntArray, Float
     return first[:, None], logits[:, None]
 
 
-def best_of(
-    candidates: Iterable[tuple[IntArray, FloatArray]], slack: FloatArray, t: int
-) -> tuple[IntArray, FloatArray]:
+def best_of(candidates: Iterable[Near], slack: FloatArray, t: int) -> Near:
     """What `best` finds, from the columns that can be among the t best of each row, and their scores."""
     keys, logits = nothing(len(slack), t)
     for row, (near, values) in enumerate(candidates):
@@ -50,7 +55,7 @@ def best_of(
     return keys, logits
 
 
-def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[IntArray, FloatArray]]:
+def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[Near]:
     """For each row the columns that can be among its t best, and their scores: the rest lies below by the slack."""
     if t == 1:
         floor = scores.max(axis=1) - slack
@@ -63,7 +68,7 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[tuple[I
         yield near, values[near]
 
 
-def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[IntArray, FloatArray]:
+def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> Near:
     """The t best of one row's candidates, as `best` orders them; fewer where there are fewer.
 
     Args:
@@ -94,7 +99,7 @@ def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> tuple[
 
 
 async def best_fetched(
-    fetch: Callable[[FloatArray, int], Awaitable[Sequence[tuple[IntArray, FloatArray]]]],
+    fetch: Callable[[FloatArray, int], Awaitable[Sequence[Near]]],
     states: FloatArray,
     t: int,
     exclude: IntArray,
@@ -103,7 +108,7 @@ async def best_fetched(
     *,
     rounding: float = 0.0,
     most: int = 1024,
-) -> tuple[IntArray, FloatArray]:
+) -> Near:
     """What `best` finds, of a pool that is elsewhere: fetches more until nothing that isn't fetched can change it.
 
     Args:
@@ -206,6 +211,6 @@ def places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArra
     return rows[there], barred[there]
 
 
-def nothing(rows: int, t: int) -> tuple[IntArray, FloatArray]:
+def nothing(rows: int, t: int) -> Near:
     """Keys and logits (B, t) of `Hits` where nothing is found: −1 and −inf."""
     return np.full((rows, t), -1, dtype=np.int64), np.full((rows, t), -np.inf, dtype=np.float32)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,9 +25,7 @@ _PARTS = ("starts", "columns", "values")
 _KINDS = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
 
 
-def save_vectors(
-    path: str | os.PathLike[str], fingerprint: str, ids: Sequence[object], vectors: PoolVectors, programs: IntArray
-) -> None:
+def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: PoolVectors, programs: IntArray) -> None:
     """Write a pool's vectors to a safetensors file, atomically.
 
     Args:
@@ -44,7 +41,7 @@ def save_vectors(
     write_bytes(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, meta))
 
 
-def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
+def load_vectors(path: Path, fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
     """Read what `save_vectors` wrote: vectors and programs.
 
     Args:
@@ -57,7 +54,7 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[o
             says what to rebuild.
     """
     try:
-        if not Path(path).is_file():
+        if not path.is_file():
             raise _unfit(path, "is missing")
         with safe_open(path, framework="numpy") as file:  # which checks the header
             meta = file.metadata() or {}
@@ -81,13 +78,13 @@ def load_vectors(path: str | os.PathLike[str], fingerprint: str, ids: Sequence[o
     return vectors, programs
 
 
-def _read(path: str | os.PathLike[str]) -> dict[str, NDArray[Any]]:
+def _read(path: Path) -> dict[str, NDArray[Any]]:
     """The tensors of a safetensors file, by name.
 
     `safe_open` copies them out of a file that it has mapped into memory, where the process holds both at once.
     """
     arrays: dict[str, NDArray[Any]] = {}
-    with Path(path).open("rb") as file:
+    with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         header = json.loads(file.read(length))
         for name in header.keys() - {"__metadata__"}:
@@ -137,8 +134,8 @@ def _fit(rows: Rows, count: int) -> bool:
     return values.dtype == np.float32 and math.isfinite(longest(rows))
 
 
-def _unfit(path: str | os.PathLike[str], what: str) -> CheckpointError:
-    return CheckpointError(f"{os.fspath(path)} {what}: remove it, encode the examples again and save again")
+def _unfit(path: Path, what: str) -> CheckpointError:
+    return CheckpointError(f"{path} {what}: remove it, encode the examples again and save again")
 
 
 def _digest(ids: Sequence[object]) -> str:

@@ -31,7 +31,7 @@ from langchain_rcr.index.base import (
 from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded, store_filter
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import best_fetched, log_sums, slack
+from langchain_rcr.index.ranking import Near, best_fetched, log_sums, slack
 
 _OF_LENGTHS = ("dim", "shape")
 """In what stores say of vectors of another length."""
@@ -268,7 +268,7 @@ class _Reader:
         """E_c (n, D) of `keys` (n,)."""
         return np.array([self._candidates[key] for key in keys.tolist()]).reshape(-1, self._header.dim)
 
-    async def _fetch(self, states: FloatArray, width: int) -> list[tuple[IntArray, FloatArray]]:
+    async def _fetch(self, states: FloatArray, width: int) -> list[Near]:
         """See `best_fetched`."""
         near = []
         for state in states:

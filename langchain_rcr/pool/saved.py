@@ -66,9 +66,7 @@ def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) 
         raise CheckpointError(f"{error}{hint}") from error
 
 
-def write_jsonl(
-    path: str | os.PathLike[str], pool: ExamplePool, *, shown: str | os.PathLike[str] | None = None
-) -> None:
+def write_jsonl(path: Path, pool: ExamplePool, *, shown: str | os.PathLike[str] | None = None) -> None:
     """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
 
     An error names `shown`, where `path` is a temporary one.
@@ -118,25 +116,20 @@ def _misfit(example: Example) -> str:
     return "a field that JSON can't hold"
 
 
-def read_jsonl(
-    path: str | os.PathLike[str],
-    *,
-    source_key: str | Sequence[str] = "source",
-    target_key: str = "target",
-) -> ExamplePool:
+def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target_key: str = "target") -> ExamplePool:
     """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
 
     Raises:
         PoolError: the file can't be read, or a row is not an example; the message names file and line.
     """
     try:
-        lines = Path(path).read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise PoolError(f"{os.fspath(path)} can't be read: {error}") from error
+        raise PoolError(f"{path} can't be read: {error}") from error
     numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
 
     def where(at: int) -> str:
-        return f"{os.fspath(path)}, line {numbers[at]}"
+        return f"{path}, line {numbers[at]}"
 
     ids: dict[str, None] = {}
     examples: list[dict[str, Any]] = []

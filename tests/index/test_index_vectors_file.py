@@ -113,7 +113,7 @@ def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
 
 before = peak()
-vectors, _ = load_vectors(sys.argv[1], "f", [*range(40_000)])
+vectors, _ = load_vectors(Path(sys.argv[1]), "f", [*range(40_000)])
 print((peak() - before) * 1024, vectors.candidate.nbytes + vectors.context.nbytes)
 """
 

@@ -18,7 +18,7 @@ from langchain_rcr.index.base import BEST, TIE, Hits, Row, Seen
 from langchain_rcr.index.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.pgvector.database import Transaction
 from langchain_rcr.index.pgvector.jsonb import to_path
-from langchain_rcr.index.ranking import MORE, best_fetched, blocks, log_sums, nothing, slack
+from langchain_rcr.index.ranking import MORE, Near, best_fetched, blocks, log_sums, nothing, slack
 
 _STATES, _LOGITS = 64, 8_000_000
 """At most so many states are searched by one statement, and with so many logits: it has a time limit."""
@@ -212,9 +212,7 @@ class PgVectorReader:
                 totals[part.start + n] = value
         return totals
 
-    async def _nearest(
-        self, states: FloatArray, width: int, *, ship: bool, exact: bool = False
-    ) -> list[tuple[IntArray, FloatArray]]:
+    async def _nearest(self, states: FloatArray, width: int, *, ship: bool, exact: bool = False) -> list[Near]:
         """See `best_fetched`; by the index, if there is one, unless `exact`.
 
         With `ship` their vectors and rows are kept for later.
