@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -27,7 +27,7 @@ from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
 from langchain_rcr.pool.arguments import Fields, Order, check_fields, query_of
-from langchain_rcr.pool.batching import Selection, batched, resolved
+from langchain_rcr.pool.batching import Selection, batched
 from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.served import Pick
@@ -201,14 +201,14 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
             and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
         """
-        (picks,) = self.store.now.select(*self._question(query, **options))
+        (picks,) = InThisThread().run(self.store.now.select(*self._question(query, **options)))
         return self._documents(self._ordered(picks))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        (picks,) = await self.store.now.aselect(*self._question(query, **options))
+        (picks,) = await self.store.now.select(*self._question(query, **options), is_async=True)
         return self._documents(self._ordered(picks))
 
     def batch(
@@ -254,8 +254,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
         async def pick(valid: Sequence[str], traced: bool) -> list[Selection | InputError]:
             seen, drafted = documents or traced, [_draft_of(query, None, drafts) for query in valid]
-            select: Callable[..., Any] = self.store.now.aselect if is_async else self.store.now.select
-            found = await resolved(select(valid, *self._options(seen, **overrides), drafted))
+            found = await self.store.now.select(valid, *self._options(seen, **overrides), drafted, is_async=is_async)
             ordered = [picks if isinstance(picks, InputError) else self._ordered(picks) for picks in found]
             return [
                 picks if isinstance(picks, InputError) else Selection(picks, self._documents(picks) if seen else [])

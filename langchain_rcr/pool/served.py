@@ -51,12 +51,14 @@ class Served:
     fingerprint: str
     schema: ExamplePool
 
-    def select(
+    async def select(
         self,
         queries: Sequence[str],
         options: Options,
         where: Filter | None = None,
         drafts: Sequence[str | None] | None = None,
+        *,
+        is_async: bool = False,
     ) -> list[list[Pick] | InputError]:
         """Pick examples for questions, each in the light of those before it; all questions go through together.
 
@@ -65,6 +67,8 @@ class Served:
             options: k, and how to select.
             where: which examples may be picked.
             drafts: for each question a program that it may have, or None.
+            is_async: encode in a thread, and search there, too, or where a network engine has its connections. Else
+                nothing here waits, and `InThisThread` can run it.
 
         Returns:
             For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
@@ -76,16 +80,8 @@ class Served:
                 encoder's family can't use any.
             EngineError: the engine can't be reached.
         """
-        return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
-
-    async def aselect(
-        self,
-        queries: Sequence[str],
-        options: Options,
-        where: Filter | None = None,
-        drafts: Sequence[str | None] | None = None,
-    ) -> list[list[Pick] | InputError]:
-        """`select`: encoding happens in a thread; searching, too, or where a network engine has its connections."""
+        if not is_async:
+            return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
         judged = await asyncio.to_thread(self._queries, queries, drafts, options)
         return await self.engine.arun(self._selection(*judged, options, where))
 
