@@ -147,7 +147,7 @@ class VectorStoreIndex(InThisThread):
         if where is None:
             yield _Reader(self.documents, header, self._partition)
         else:
-            found = sorted(self._passing(where, header), key=lambda one: one.key)
+            found = self._passing(where, header)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
             yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
@@ -211,9 +211,7 @@ class VectorStoreIndex(InThisThread):
         """The examples with these ids, or all that the store finds."""
         header = self._bound()
         if ids is None:
-            ones = np.ones(header.dim, dtype=np.float32)
-            found = self.documents.nearest(ones, header.count) if header.count else []
-            return [one.row for one in sorted(found, key=lambda one: one.key)]
+            return [one.row for one in self._every(header)]
         wanted = dict.fromkeys(ids)
         names = [self.documents.name_of(one) for one in wanted if one]
         there = map(loaded, self.documents.by_names(names, header.count))
@@ -228,6 +226,12 @@ class VectorStoreIndex(InThisThread):
             raise EngineError(f"{self.name} holds no pool any more: its documents were deleted by somebody else")
         return header
 
+    def _every(self, header: Header, own: Any = None) -> list[Found]:
+        """All examples by order of adding, or those that the store's own filter lets through."""
+        ones = np.ones(header.dim, dtype=np.float32)
+        found = self.documents.nearest(ones, header.count, own) if header.count else []
+        return sorted(found, key=lambda one: one.key)
+
     def _passing(self, where: Filter, header: Header) -> list[Found]:
         own = self._translate(where) if self._translate is not None else store_filter(self.documents.store, where)
         if own is None and header.count > self._scan_limit:
@@ -235,11 +239,10 @@ class VectorStoreIndex(InThisThread):
                 f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
-        ones = np.ones(header.dim, dtype=np.float32)
-        found = self.documents.nearest(ones, header.count, own) if header.count else []
+        found = self._every(header, own)
         if own is not None and not found and header.count <= self._scan_limit:
             # To tell a field that no example has from a value that none has.
-            own, found = None, self.documents.nearest(ones, header.count)
+            own, found = None, self._every(header)
         known = {field for one in found for field in one.row.example}
         if header.count and own is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))

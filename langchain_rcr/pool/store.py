@@ -157,10 +157,8 @@ class ExampleStore:
                     f"{len(pool)}: append=True keeps them in the pool; otherwise give it a collection, table or object "
                     "of its own, or delete them there first (index.rows() lists them, index.delete(ids) deletes)"
                 )
-        if known and not pool.of_content:  # ids made of content change with it
-            others = changed(pool, known)
-            fresh, gone = sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
-        return fresh, gone
+        others = changed(pool, known)
+        return sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
 
     def __repr__(self) -> str:
         return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, keys {self.schema.keys})"
