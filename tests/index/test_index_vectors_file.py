@@ -107,6 +107,7 @@ def test_a_file_whose_tensors_are_not_as_written_is_refused(file, what):
 
 PEAK = """
 import sys
+from pathlib import Path
 from langchain_rcr.index.vectors_file import load_vectors
 
 def peak():
