@@ -313,11 +313,6 @@ KNOWN = {
     ("langchain_rcr/pool/store.py", "MemoryIndex"),  # the default engine
     ("langchain_rcr/index/documents.py", "embeddings"),  # an attribute of LangChain's vector stores
     ("langchain_rcr/families/bert.py", "bert"),  # an architecture, as a config.json of Hugging Face's names it
-    # The rivals that learn have a name each, which the registry gives to everybody else:
-    *(
-        (f"rcr_trainer/paper/{name.removesuffix('_tri')}.py", name)
-        for name in ("epr", "se2", "se2_tri", "ceil", "iterr", "llm_r")
-    ),
     # A kind of selector, whatever its name:
     *((f"rcr_trainer/evaluation/{file}.py", "oracle") for file in ("harness", "report", "table")),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
+from rcr_trainer import baselines
 from rcr_trainer.baselines.base import top_k
 from rcr_trainer.baselines.dense import BERTSelector, ContrieverSelector, DenseSelector, MMRSelector
 from toys import tuned
@@ -120,4 +121,5 @@ def test_selectors_with_their_own_model_go_by_inner_products(cls):
     expected = sorted(range(10), key=lambda n: -float(vectors["11"] @ vectors[str(n)]))
     assert selector.pick(["11"], 10).tolist() == [expected]
     assert expected != DenseSelector(pool(10), embed=embed).pick(["11"], 10)[0].tolist()
-    assert asked == [(cls.name, cls.base)]
+    assert asked == [(selector.name, cls.base)]
+    assert baselines.get_baseline(selector.name) is cls

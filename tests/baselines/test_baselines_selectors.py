@@ -125,7 +125,7 @@ def test_excluded_positions_are_skipped_and_nothing_else_changes(cls):
 
 
 def test_a_baseline_has_the_name_it_is_registered_by():
-    assert [baselines.get_baseline(name).name for name in baselines.names()] == baselines.names()
+    assert [make(baselines.get_baseline(name)).name for name in baselines.names()] == baselines.names()
     assert not baselines.get_baseline(baselines.STRONGEST).oracle
 
 

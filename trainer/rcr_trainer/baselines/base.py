@@ -17,6 +17,7 @@ from langchain_rcr.index.ranking import checked_exclude, places
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.baselines import BASELINES
 from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.llm.scoring import Scorer
@@ -89,7 +90,6 @@ class Baseline(BaseExampleSelector, ABC):
     A subclass implements `_pick`, and `_fit` if it prepares something when the pool has changed.
 
     Class attributes:
-        name: as in settings and reports.
         needs: the fields of `Resources` that it reads; with `spec` it reads the pool's programs.
         oracle: whether it sees the gold programs: a ceiling, not a competitor.
         shows: whether its picks are shown: without, a prompt has no examples.
@@ -107,7 +107,6 @@ class Baseline(BaseExampleSelector, ABC):
         InputError: a resource that it needs is missing.
     """
 
-    name: ClassVar[str]
     needs: ClassVar[tuple[str, ...]] = ()
     oracle: ClassVar[bool] = False
     shows: ClassVar[bool] = True
@@ -122,6 +121,12 @@ class Baseline(BaseExampleSelector, ABC):
         self._fitted = False
         for example in examples:
             self.add_example(example)
+
+    @property
+    def name(self) -> str:
+        """As in settings and reports."""
+        place = f"{type(self).__module__}:{type(self).__name__}"
+        return next((name for name, own in BASELINES.items() if own == place), type(self).__name__)
 
     def add_example(self, example: Mapping[str, Any]) -> str:
         """Append an example to the pool.

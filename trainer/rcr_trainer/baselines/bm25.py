@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -13,8 +12,6 @@ from rcr_trainer.data.okapi import BM25Scorer
 
 class BM25Selector(Baseline):
     """Picks the k examples whose questions score highest for the query."""
-
-    name: ClassVar[str] = "bm25"
 
     def _fit(self) -> None:
         self._scorer = BM25Scorer(self._questions)

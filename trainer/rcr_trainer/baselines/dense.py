@@ -46,8 +46,6 @@ class EmbeddingSelector(Baseline):
 class DenseSelector(EmbeddingSelector):
     """Picks the k examples with the highest cosine between the embeddings of their questions and the query's."""
 
-    name: ClassVar[str] = "dense"
-
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         return top_k(similarity, k, excluded)
 
@@ -58,7 +56,6 @@ class BERTSelector(DenseSelector):
     Assumed, as the paper doesn't say: token vectors are averaged, and of an example the question is embedded.
     """
 
-    name: ClassVar[str] = "bert"
     needs: ClassVar[tuple[str, ...]] = ("encode",)
     base: ClassVar[str] = "bert-base-uncased"
 
@@ -74,7 +71,6 @@ class BERTSelector(DenseSelector):
 class ContrieverSelector(BERTSelector):
     """The same with Contriever (Izacard et al., TMLR 2022), which was trained for inner products of such vectors."""
 
-    name: ClassVar[str] = "contriever"
     base: ClassVar[str] = "facebook/contriever"
 
 
@@ -88,7 +84,6 @@ class MMRSelector(EmbeddingSelector):
         lambda_mult: λ in [0, 1]; the default is LangChain's.
     """
 
-    name: ClassVar[str] = "mmr"
     trade_off: ClassVar[TradeOff | None] = TradeOff("lambda_mult", (0.3, 0.5, 0.7, 0.9))
     lambda_mult: float = 0.5
 
@@ -130,7 +125,6 @@ class DPPSelector(EmbeddingSelector):
         fetch_k: length of the shortlist, the candidates most like the query.
     """
 
-    name: ClassVar[str] = "dpp"
     trade_off: ClassVar[TradeOff | None] = TradeOff("lam", (0.01, 0.02, 0.05, 0.1, 0.2, 0.5))
     lam: float = 0.1
     fetch_k: int = 100

@@ -21,7 +21,6 @@ _GRID = 2.0**-16
 class OracleSelector(Baseline):
     """Algorithm 1 of the paper: picks at each step the example that covers most of what is left of the gold program."""
 
-    name: ClassVar[str] = "oracle"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
     oracle: ClassVar[bool] = True
 
@@ -46,7 +45,6 @@ class KNNStructuresSelector(EmbeddingSelector):
             two points more.
     """
 
-    name: ClassVar[str] = "knn_structures"
     needs: ClassVar[tuple[str, ...]] = ("embed", "spec")
     trade_off: ClassVar[TradeOff | None] = TradeOff("temperature", (0.02, 0.04, 0.07, 0.1, 0.2))
     temperature: float = 0.07
@@ -80,7 +78,6 @@ class CoverLSGoldSelector(Baseline):
     in BM25's order, templates that were picked last.
     """
 
-    name: ClassVar[str] = "cover_ls_gold"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
     oracle: ClassVar[bool] = True
 

@@ -45,7 +45,6 @@ _ALIKE = 4.0
 class BM25SchemaSelector(BM25Selector):
     """BM25 over the words of questions and of names in their programs; a query's words that are names count twice."""
 
-    name: ClassVar[str] = "bm25_schema"
     needs: ClassVar[tuple[str, ...]] = ("spec",)
 
     def _fit(self) -> None:
@@ -74,7 +73,6 @@ class DAILSQLSelector(EmbeddingSelector):
         threshold: the Jaccard coefficient from which on a skeleton is the likely one, in (0, 1].
     """
 
-    name: ClassVar[str] = "dail_sql"
     needs: ClassVar[tuple[str, ...]] = ("embed", "spec")
     trade_off: ClassVar[TradeOff | None] = TradeOff("threshold", (0.5, 0.7, 0.85, 1.0))
     threshold: float = 0.85

@@ -17,7 +17,6 @@ class RandomSelector(Baseline):
     So a query gets the same examples alone and in any batch.
     """
 
-    name: ClassVar[str] = "random"
     needs: ClassVar[tuple[str, ...]] = ("seed",)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
@@ -34,7 +33,6 @@ class RandomSelector(Baseline):
 class NoneSelector(Baseline):
     """No examples: a prompt shows none. Asked for positions all the same, it gives the pool's first."""
 
-    name: ClassVar[str] = "no_examples"
     shows: ClassVar[bool] = False
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:

@@ -34,7 +34,6 @@ class SetBSRSelector(Baseline):
     The tokens' vectors of the pool are kept (3,000 questions of 20 tokens by MiniLM: 92 MB).
     """
 
-    name: ClassVar[str] = "set_bsr"
     needs: ClassVar[tuple[str, ...]] = ("embed_tokens",)
 
     def _fit(self) -> None:

@@ -161,17 +161,14 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
 
 def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
     """The model card of the run's checkpoint, with its figures."""
-    ours = report.selectors[OURS]
-    metrics = {"coverage": ours.coverage, "full_coverage": ours.full_coverage}
-    if ours.exact_match is not None:
-        metrics["exact_match"] = ours.exact_match
+    found = {name: getattr(report.selectors[OURS], name) for name in ("coverage", "full_coverage", "exact_match")}
     return model_card(
         model.config,
         model.spec,
         name=config.name,
         datasets=config.data.public,
         k=report.k,
-        metrics=metrics,
+        metrics={name: value for name, value in found.items() if value is not None},
         measured_on=f"{report.n} {report.part} questions, split {report.split}",
     )
 

@@ -42,7 +42,6 @@ class CEILSelector(EPRSelector, DPPSelector):
     `lam` is λ in training and in picking.
     """
 
-    name: ClassVar[str] = "ceil"
     trade_off: ClassVar[TradeOff | None] = None
 
     @classmethod

@@ -12,7 +12,6 @@ negatives.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
 
 import numpy as np
 
@@ -25,8 +24,6 @@ from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector
 
 class EPRSelector(LearnedSelector):
     """Picks the k examples whose vectors have the largest inner products with the query's."""
-
-    name: ClassVar[str] = "epr"
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:

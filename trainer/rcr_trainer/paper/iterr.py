@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -51,7 +51,6 @@ class Recurrent:
 class ITERRSelector(LearnedSelector):
     """Picks, one after the other, the example with the largest inner product with a recurrent state."""
 
-    name: ClassVar[str] = "iterr"
     _cell: nn.GRUCell
 
     @classmethod

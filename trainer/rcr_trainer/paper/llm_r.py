@@ -13,7 +13,7 @@ contrastive term, of weight 0.2 there, is left out.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,8 +31,6 @@ NEGATIVES = 7
 
 class LLMRSelector(EPRSelector):
     """Picks the k examples whose vectors have the largest inner products with the query's."""
-
-    name: ClassVar[str] = "llm_r"
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         near, scores = self._scored(rows)

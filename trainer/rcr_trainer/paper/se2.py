@@ -15,7 +15,6 @@ BERT and 6 epochs).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import ClassVar
 
 import numpy as np
 import torch
@@ -34,8 +33,6 @@ Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]
 
 class Se2Selector(LearnedSelector):
     """Picks the sequence of k examples for which a beam finds the largest sum of logits; further picks are greedy."""
-
-    name: ClassVar[str] = "se2"
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
@@ -79,8 +76,6 @@ class Se2Selector(LearnedSelector):
 
 class Se2TriSelector(Se2Selector):
     """se² with the tri-encoder: the state is E_x(x) + λ Σ E_z(z), not a text (paper, section 4)."""
-
-    name: ClassVar[str] = "se2_tri"
 
     def _fit(self) -> None:
         super()._fit()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +48,6 @@ class Cell:
     def until(self) -> str:
         """The last stage."""
         return "sft" if self.variant is None else "evaluation"
-
-    @property
-    def done(self) -> bool:
-        """Whether it is there, with all answers."""
-        return pipeline.is_done(self.config, self.until)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,17 +98,16 @@ class Sweep:
     def cells(self) -> list[Cell]:
         """Every run, after those that it begins with."""
         cells: dict[Path, Cell] = {}
-        for split in self.splits:
-            for seed in self.seeds:
-                for cell in self._of(split, seed):
-                    cells.setdefault(cell.config.folder, cell)
+        for split, seed in product(self.splits, self.seeds):
+            for cell in self._of(split, seed):
+                cells.setdefault(cell.config.folder, cell)
         if not cells:
             raise ConfigError(next(iter(self._omitted.values()), "no run is left"))
         return list(cells.values())
 
     def missing(self) -> list[Cell]:
-        """The runs that are not done."""
-        return [cell for cell in self.cells if not cell.done]
+        """The runs that are not there, or not with all answers."""
+        return [cell for cell in self.cells if not pipeline.is_done(cell.config, cell.until)]
 
     def run(self) -> Iterator[Cell]:
         """Do every run that is missing; yields each before it begins.
@@ -179,10 +174,8 @@ class Sweep:
         variants = [variant for variant in self.table.variants if variant.family != own]
         if all(REST not in variant.rows or self._undone(variant) for variant in variants):
             # Who else is compared is then compared in the run of the other family.
-            variants = [
-                replace(each, settings={}, rows={**each.rows, REST: Row("{}")}) if each.family else each
-                for each in variants
-            ]
+            others = {REST: Row("{}")}
+            variants = [replace(v, settings={}, rows={**v.rows, **others}) if v.family else v for v in variants]
         if self.selectors is None:
             return variants
         labels = {self.table.reference, *map(name_of, self.selectors)}
@@ -297,8 +290,7 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Settings by which GRPO leaves the policy as it is and asks no model; its questions stay held out."""
     queries = settings.get("grpo", {}).get("queries")
     # Without SFT only settings with GRPO are valid.
-    given = {key: value for key, value in settings.get("sft", {}).items() if key == "enabled"}
-    if queries is None and SFTSettings.model_validate(given).enabled:
+    if queries is None and SFTSettings(enabled=settings.get("sft", {}).get("enabled", True)).enabled:
         return {"grpo": {"enabled": False}}
     grpo = {"enabled": True, "queries": queries, "epochs": 0, "race": 0, "best_by": "coverage"}
     return {"grpo": grpo, "reward": {"names": ["context_coverage"], "weights": []}}
@@ -306,9 +298,8 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _compared_before(config: Settings) -> Settings:
     """The same settings with the selectors of the run that is there, where these include all that are wanted."""
-    if not (config.folder / "config.yaml").is_file():
-        return config
-    there = load_config(config.folder / "config.yaml", environ={}).evaluation.selectors
+    before = config.folder / "config.yaml"
+    there = load_config(before, environ={}).evaluation.selectors if before.is_file() else []
     if not set(there) >= set(config.evaluation.selectors):
         return config
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"selectors": there})})
