@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 from bisect import bisect
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -21,8 +20,7 @@ from rcr_trainer.errors import ConfigError
 LONGEST_PROGRAM = 113
 
 
-@dataclass(frozen=True, slots=True)
-class Rule:
+class Rule(NamedTuple):
     """One production; ``{0}``, ``{1}``, … in both sides stand for its parts."""
 
     symbol: str  # what it expands
