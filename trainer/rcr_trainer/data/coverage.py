@@ -110,11 +110,8 @@ def recall(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray
         pool: (N, S) binary.
         positions: (B, k) picks.
     """
-    count, k = positions.shape
-    entries = np.ones(positions.size, dtype=np.float32), positions.ravel(), np.arange(count + 1) * k
-    picked = sparse.csr_array(entries, shape=(count, pool.shape[0]))
-    found = np.asarray(gold.multiply((picked @ pool).sign()).sum(axis=1), dtype=np.float64)
-    return found / np.diff(gold.indptr)
+    shown = sum((pool[picks] for picks in positions.T), start=sparse.csr_array(gold.shape))
+    return np.asarray(gold.multiply(shown > 0).sum(axis=1), dtype=np.float64) / np.diff(gold.indptr)
 
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:
