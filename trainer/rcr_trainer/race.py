@@ -213,9 +213,9 @@ def race(
         rounds, begun, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), spent(), 0
         gains = {at: np.empty(0) for at in range(len(variants))}
         for number in range(rounds):
-            end = begun + answers * (number + 1) // rounds
+            limit = begun + answers * (number + 1) // rounds
             # As many questions as can be paid for; as variants share answers, that leaves some for more.
-            while more := min(questions - stop, max(0, end - spent()) // (len(gains) + 1)):
+            while more := min(questions - stop, max(0, limit - spent()) // (len(gains) + 1)):
                 asked, stop = slice(stop, stop + more), stop + more
                 before[asked] = earned({}, asked)
                 gains = {at: np.append(old, earned(variants[at], asked) - before[asked]) for at, old in gains.items()}
