@@ -62,11 +62,6 @@ class SparseRows:
         """(N, D)."""
         return len(self), self.dim
 
-    @property
-    def ndim(self) -> int:
-        """2."""
-        return 2
-
     def __len__(self) -> int:
         return len(self.starts) - 1
 
@@ -81,10 +76,8 @@ class SparseRows:
 
     def __iter__(self) -> Iterator[FloatArray]:
         """The rows, dense: (D,) each."""
-        for start, end in itertools.pairwise(self.starts.tolist()):
-            row = np.zeros(self.dim, dtype=np.float32)
-            row[self.columns[start:end]] = self.values[start:end]
-            yield row
+        for at in range(len(self)):
+            yield self[np.array([at])][0]
 
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> NDArray[Any]:
         out = np.zeros(self.shape, dtype=dtype or np.float32)

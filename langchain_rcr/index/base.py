@@ -50,7 +50,7 @@ class PoolVectors:
     context: Rows
 
     def __post_init__(self) -> None:
-        if self.candidate.shape != self.context.shape or self.candidate.ndim != 2:
+        if self.candidate.shape != self.context.shape or len(self.candidate.shape) != 2:
             raise ValueError(f"candidate {self.candidate.shape} and context {self.context.shape} must both be (N, D)")
 
     def take(self, keys: IntArray) -> PoolVectors:
