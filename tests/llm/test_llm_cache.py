@@ -16,7 +16,7 @@ from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 def test_answers_come_back_as_they_were_marked_as_cached(tmp_path: Path) -> None:
     answers = {b"a": Answer("f ( x )", "", 5, 3), b"b": Answer(None, "refused", 2, 0)}
     with closing(AnswerCache(tmp_path / "new" / "answers.sqlite")) as cache:
-        assert cache.put("m", answers) == (answers, None)
+        assert cache.put("m", answers) == (answers, Use())
     with closing(AnswerCache(tmp_path / "new" / "answers.sqlite")) as cache:
         assert cache.get([b"a", b"b", b"c"]) == {
             b"a": Answer("f ( x )", "", 5, 3, cached=True),

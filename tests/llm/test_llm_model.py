@@ -19,7 +19,7 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.cache import Answer, Use
-from rcr_trainer.llm.calls import Slots
+from rcr_trainer.llm.calls import Calls
 from rcr_trainer.llm.faults import BudgetExceeded, LLMError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
@@ -75,7 +75,7 @@ class Slow(LLM):
         return prompt.upper()
 
 
-def wrap(model: Any, *, cache_path: Path | None = None, account: str | None = None, **settings: Any) -> LanguageModel:
+def wrap(model: Any, *, cache_path: Path | None = None, account: str = "", **settings: Any) -> LanguageModel:
     identity = {"named": "a model"}
     return LanguageModel(
         model, LLMSettings(**{"max_tokens": 10, **settings}), cache_path=cache_path, identity=identity, account=account
@@ -336,20 +336,22 @@ def test_the_random_numbers_of_the_caller_are_left_alone() -> None:
     assert random.random() == expected
 
 
-def test_slots_are_halved_once_for_the_calls_that_ran_out_of_time_together() -> None:
-    async def halved() -> None:
-        slots = Slots(5)
-        together = [await slots.__aenter__() for _ in range(5)]
-        assert [slots.halve(began) for began in together] == [True, False, False, False, False]
-        assert slots.count == 2
+def test_calls_are_halved_once_for_those_that_ran_out_of_time_together() -> None:
+    async def halved(calls: Calls) -> None:
+        together = [await calls._reserve(Use(1)) for _ in range(5)]
+        for began in together:
+            calls._halve(began)
+        assert calls._most == 2
         for _ in together:
-            await slots.__aexit__()
-        first, second = await slots.__aenter__(), await slots.__aenter__()
+            await calls._book({}, Use(1), Use())
+        first, second = await calls._reserve(Use(1)), await calls._reserve(Use(1))
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(slots.__aenter__(), 0.01)
-        assert slots.halve(first)
-        assert not slots.halve(second)
-        assert not slots.halve(math.inf)  # one is the least
-        assert slots.count == 1
+            await asyncio.wait_for(calls._reserve(Use(1)), 0.01)
+        calls._halve(first)
+        calls._halve(second)
+        assert calls._most == 1
+        calls._halve(math.inf)  # one is the least
+        assert calls._most == 1
 
-    asyncio.run(halved())
+    with wrap(Echo(), concurrency=5) as llm:
+        asyncio.run(halved(llm._calls))

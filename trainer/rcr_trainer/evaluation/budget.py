@@ -29,11 +29,9 @@ def plan(config: Settings, task: Task) -> list[str]:
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     if config.grpo.enabled:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
-    evaluation = config.evaluation
-    if evaluation.asks(config.llm):
-        held_out, selectors = task.held_out(evaluation.split), count_selectors(config)
-        asked = min(len(held_out), evaluation.answer_queries or len(held_out))
-        lines.append(f"evaluation: {asked} {evaluation.split} queries, answered with {selectors} selectors' picks")
+    if config.evaluation.asks(config.llm):
+        asked, selectors = f"{_answered(config, task)} {config.evaluation.split}", count_selectors(config)
+        lines.append(f"evaluation: {asked} queries, answered with {selectors} selectors' picks")
     if texts := texts_at_most(config, task):
         lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
     stages = estimate(config, task)
@@ -43,7 +41,11 @@ def plan(config: Settings, task: Task) -> list[str]:
     if len(stages) > 1:
         lines += [f"  {name}: {cost}, {_time(cost, config.llm)}" for name, cost in stages.items()]
     assumed = f"{_time(total, config.llm)} (at {SECONDS} s an answer, {_together(config.llm)} at a time)"
-    return [*lines, f"language model: {total}, {assumed}", *_limits(total, config.llm)]
+    lines.append(f"language model: {total}, {assumed}")
+    for what, most, used in limits(config.llm, total.use):
+        said = "the run may stop there, and can be resumed" if used > most else "enough"
+        lines.append(f"llm.budget_{what} = {most:,}: {said}")
+    return lines
 
 
 def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> dict[str, Estimate]:
@@ -58,6 +60,12 @@ def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> 
         }
 
 
+def _answered(config: Settings, task: Task) -> int:
+    """How many queries the comparison asks the language model."""
+    count = len(task.held_out(config.evaluation.split))
+    return min(count, config.evaluation.answer_queries or count)
+
+
 def _together(llm: LLMSettings) -> int:
     return llm.batch_size if llm.kind == "local" else llm.concurrency
 
@@ -65,13 +73,6 @@ def _together(llm: LLMSettings) -> int:
 def _time(cost: Estimate, llm: LLMSettings) -> str:
     seconds = cost.use.calls * SECONDS / _together(llm)
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
-
-
-def _limits(cost: Estimate, llm: LLMSettings) -> Iterator[str]:
-    """A line for each budget: whether the run can reach it."""
-    for what, most, used in limits(llm, cost.use):
-        said = "the run may stop there, and can be resumed" if used > most else "enough"
-        yield f"llm.budget_{what} = {most:,}: {said}"
 
 
 def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
@@ -85,9 +86,8 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequen
         for stage, calls in calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races).items():
             yield stage, calls, shown, task.dev if stage == "development" else task.reinforced
     if evaluation.asks(config.llm):
-        held_out = task.held_out(evaluation.split)
-        count = min(len(held_out), evaluation.answer_queries or len(held_out))
-        yield "evaluation", count * count_selectors(config), most, held_out
+        calls = _answered(config, task) * count_selectors(config)
+        yield "evaluation", calls, most, task.held_out(evaluation.split)
     if texts := texts_at_most(config, task):
         tried = config.llm.kind != "local"  # see `try_scoring`
         yield "baselines", texts + tried, most, task.pool

@@ -77,6 +77,9 @@ class Use:
         return Use(*map(operator.sub, astuple(self), astuple(other)))
 
 
+_NOTHING = Use()
+
+
 class AnswerCache:
     """An SQLite file with answers, by a digest of model, parameters and prompt, and with what each account has spent.
 
@@ -139,15 +142,15 @@ class AnswerCache:
             return self._select(keys)
 
     def put(
-        self, model: str, answers: Mapping[bytes, Answer], account: str | None = None, used: Use | None = None
-    ) -> tuple[dict[bytes, Answer], Use | None]:
+        self, model: str, answers: Mapping[bytes, Answer], account: str = "", used: Use = _NOTHING
+    ) -> tuple[dict[bytes, Answer], Use]:
         """Write answers, and what they cost an account, in one transaction; all is on disk when this returns.
 
         If another process was first, its answer stays, so that both go on with the same one. The model's name is for
         people who look into the file.
 
         Returns:
-            The answers as they are in the file now, and all that the account has spent (None without an account).
+            The answers as they are in the file now, and all that the account has spent.
         """
         rows = [
             (key, model, answer.text, answer.reason, answer.prompt_tokens, answer.completion_tokens)
@@ -158,9 +161,6 @@ class AnswerCache:
                 "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", rows
             )
             stored = dict(answers) if added.rowcount == len(rows) else self._select(answers)
-            if account is None:
-                return stored, None
-            used = used or Use()
             self._database.execute(
                 "INSERT INTO spent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, "
                 "prompt_tokens = prompt_tokens + excluded.prompt_tokens, "

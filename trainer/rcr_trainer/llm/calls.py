@@ -10,6 +10,7 @@ import logging
 import math
 import random
 from collections.abc import Callable, Coroutine, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -33,65 +34,26 @@ _LONGEST_WAIT_S = 600.0
 """Seconds that a server may ask to wait; a run that waits longer looks like one that hangs."""
 
 
-class Slots:
-    """Places for calls, of which there can be fewer later.
+class Calls:
+    """Calls of one model. All that awaits here runs on the background loop, so needs no locks.
 
-    A server that answers one prompt after the other lets the others wait, and their time run out.
+    Attributes:
+        budget: what may be spent.
     """
 
-    def __init__(self, count: int) -> None:
-        self.count, self._open = count, asyncio.Semaphore(count)
-        self._surplus, self._halved = 0, -math.inf
-
-    async def __aenter__(self) -> float:
-        """Wait for a place; returns when it was there, by the loop's clock."""
-        await self._open.acquire()
-        return asyncio.get_running_loop().time()
-
-    async def __aexit__(self, *exception: object) -> None:
-        """Leave it."""
-        if self._surplus:
-            self._surplus -= 1
-        else:
-            self._open.release()
-
-    def halve(self, began: float) -> bool:
-        """Have half as many places, after a call ran out of time; returns whether there are fewer.
-
-        Args:
-            began: when it got its place. Of calls that had theirs before the last time, none tells anything new.
-        """
-        if began < self._halved or self.count == 1:
-            return False
-        fewer = self.count // 2
-        self._surplus += self.count - fewer
-        self.count, self._halved = fewer, asyncio.get_running_loop().time()
-        return True
-
-
-class Calls:
-    """Calls of one model. All that awaits here runs on the background loop, so needs no locks."""
-
-    def __init__(
-        self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str | None
-    ) -> None:
+    def __init__(self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str) -> None:
         self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
         self._account = account
-        self._budget = Budget(settings, cache.spent(account) if account is not None else Use())
+        self.budget = Budget(settings, cache.spent(account))
         self._running: set[asyncio.Task[Any]] = set()
         self._settled = asyncio.Condition()
         is_local = settings.kind == "local"
-        self._slots = Slots(1 if is_local else settings.concurrency)
+        self._most, self._active, self._halved = 1 if is_local else settings.concurrency, 0, -math.inf
         self._timeout = None if is_local else settings.timeout
         self._not_before = 0.0
         self._malformed, self._well_formed = 0, False
         # Not the global generator, whose state a training run owns.
         self._jitter = random.Random()  # noqa: S311
-
-    @property
-    def spent(self) -> Use:
-        """What counts against the budget so far."""
-        return self._budget.spent
 
     async def close(self) -> None:
         """Wait for calls that are still running, so that what is paid for is kept; then close the client."""
@@ -106,14 +68,17 @@ class Calls:
         """
         found: dict[bytes, Answer] = {}
 
-        async def ask(part: Mapping[bytes, Request]) -> None:
-            found.update(await self._ask(part))
-            advance(len(part))
+        parts = self._parts(requests)
+
+        async def work() -> None:
+            for part in parts:  # which all share
+                found.update(await self._ask(part))
+                advance(len(part))
 
         try:
             async with asyncio.TaskGroup() as group:
-                for part in self._parts(requests):
-                    group.create_task(ask(part))
+                for _ in range(min(self._most, len(requests))):
+                    group.create_task(work())
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             raise error from error.__cause__
@@ -139,16 +104,12 @@ class Calls:
         attempt = malformed = 0
         while True:
             attempt += 1
-            # Until they are on disk: a kill loses no more answers than there are slots.
-            async with self._slots as began:
-                await self._wait_for_server()
-                await self._reserve(worst)
-                outcome = await self._to_the_end(self._attempt(requests, worst))
-                if isinstance(outcome, Fault) and outcome.reason == "timeout" and self._slots.halve(began):
-                    fewer = "%s: too slow for so many calls at a time (llm.concurrency), now %d"
-                    logger.warning(fewer, self._client.name, self._slots.count)
+            began = await self._reserve(worst)
+            outcome = await self._to_the_end(self._attempt(requests, worst))
             if not isinstance(outcome, Fault):
                 return outcome
+            if outcome.reason == "timeout":
+                self._halve(began)
             malformed += outcome.reason == "malformed"
             if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
                 return await self._give_up(requests, outcome)
@@ -191,7 +152,7 @@ class Calls:
                 raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
             if not self._well_formed or any(isinstance(request, Scored) for request in requests.values()):
                 return answers
-        return await self._book(answers, Use(), Use())
+        return await self._book(answers, None, Use())
 
     def _counted(self, answer: Answer, request: Request) -> Answer:
         read, written = answer.prompt_tokens, answer.completion_tokens
@@ -204,35 +165,50 @@ class Calls:
             written = 1 if isinstance(request, Scored) else self._client.count_tokens(answer.text or "")
         return replace(answer, prompt_tokens=read, completion_tokens=written)
 
-    async def _reserve(self, worst: Use) -> None:
-        async with self._settled:
-            while not self._budget.fits(worst):
-                if not self._budget.reserved.calls:
-                    raise self._budget.exceeded(self._client.name)
-                # Running calls may turn out cheaper than their worst case.
-                await self._settled.wait()
-            self._budget.reserved += worst
+    async def _reserve(self, worst: Use) -> float:
+        """Wait until the server, the budget and the calls at the same time allow another; returns when that was.
 
-    async def _book(self, answers: Mapping[bytes, Answer], worst: Use, used: Use) -> dict[bytes, Answer]:
+        A call's place is free once its answers are on disk: a kill loses no more of them than there are places.
+        """
+        now = asyncio.get_running_loop().time
+        async with self._settled:
+            while (left := self._not_before - now()) > 0 or self._active >= self._most or not self.budget.fits(worst):
+                if not self._active and not self.budget.fits(worst):
+                    raise self.budget.exceeded(self._client.name)
+                # Running calls may turn out cheaper than their worst case.
+                pause = left + self._jitter.uniform(0, min(1.0, 0.1 * left)) if left > 0 else None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._settled.wait()
+            self._active += 1
+            self.budget.reserved += worst
+        return now()
+
+    def _halve(self, began: float) -> None:
+        """Make fewer calls at a time, as one that `began` then ran out of time.
+
+        A server that answers one prompt after the other lets the others wait. Of calls that began before the last time,
+        none tells anything new.
+        """
+        if began >= self._halved and self._most > 1:
+            self._most, self._halved = self._most // 2, asyncio.get_running_loop().time()
+            fewer = "%s: too slow for so many calls at a time (llm.concurrency), now %d"
+            logger.warning(fewer, self._client.name, self._most)
+
+    async def _book(self, answers: Mapping[bytes, Answer], worst: Use | None, used: Use) -> dict[bytes, Answer]:
         """Put answers on disk with what they cost, and end their reservation; returns them as they are there."""
         stored = dict(answers)
         async with self._settled:  # one after the other: what the account has spent must not be an older sum
-            self._budget.reserved -= worst
-            self._budget.spent += used
+            if worst is not None:
+                self._active -= 1
+                self.budget.reserved -= worst
+            self.budget.spent += used
             self._stats.used += used
             self._settled.notify_all()
             if answers or used.calls:
-                stored, spent = await asyncio.to_thread(
-                    self._cache.put, self._client.name, answers, self._account, used
-                )
-                self._budget.spent = spent or self._budget.spent
+                put = asyncio.to_thread(self._cache.put, self._client.name, answers, self._account, used)
+                stored, self.budget.spent = await put
         return stored
-
-    async def _wait_for_server(self) -> None:
-        """Call nothing while the server asks for a pause."""
-        now = asyncio.get_running_loop().time
-        while (left := self._not_before - now()) > 0:
-            await asyncio.sleep(left + self._jitter.uniform(0, min(1.0, 0.1 * left)))
 
     async def _back_off(self, fault: Fault, attempt: int) -> None:
         wait = min(_LONGEST_BACKOFF_S, self._settings.backoff * 2 ** (attempt - 1)) * self._jitter.uniform(0.5, 1)

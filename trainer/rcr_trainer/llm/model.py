@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from langchain_rcr.basics.background import background
 from langchain_rcr.basics.progress import bar
@@ -31,7 +32,7 @@ _QUOTED = 400
 """Characters of a prompt's end, and of an answer's beginning, that the error shows."""
 
 
-class LanguageModel:
+class LanguageModel(AbstractContextManager["LanguageModel"]):
     """Answers prompts by a LangChain completion or chat model; a context manager that closes itself.
 
     `open_llm` makes one by settings. One thread at a time may use it.
@@ -45,7 +46,7 @@ class LanguageModel:
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
         account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
-            restarts (and, up to the calls that are running elsewhere, over several processes); None: for this object.
+            restarts (and, up to the calls that are running elsewhere, over several processes).
         **options: of `Client`: the model's name, place, tokenizer and HTTP client.
 
     Raises:
@@ -61,7 +62,7 @@ class LanguageModel:
         cache_path: str | os.PathLike[str] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
-        account: str | None = None,
+        account: str = "",
         **options: Any,
     ) -> None:
         self._settings = settings = settings or LLMSettings()
@@ -79,7 +80,7 @@ class LanguageModel:
     @property
     def spent(self) -> Use:
         """What counts against the budget so far."""
-        return self._calls.spent
+        return self._calls.budget.spent
 
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
@@ -170,9 +171,6 @@ class LanguageModel:
             if self.stats.nominal:
                 logger.info("%s: %s", self.name, self.stats)
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, *_: object) -> None:
         self.close()
 
@@ -240,7 +238,7 @@ def open_llm(
     *,
     language: str = "functional",
     prompt: Prompt = APPENDIX_D,
-    account: str | None = None,
+    account: str = "",
 ) -> LanguageModel:
     """The model that the settings name. Nothing is sent yet.
 

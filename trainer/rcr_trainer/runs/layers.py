@@ -17,7 +17,7 @@ from functools import cache
 from itertools import product
 from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -41,6 +41,8 @@ _MAX_DIGITS = 3_500
 
 _Given = tuple[str, Any, str]
 """Dotted path, value, and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS" or "--sft.epochs"."""
+_Path: TypeAlias = str | os.PathLike[str]
+_Texts: TypeAlias = Mapping[str, str]
 
 
 # ---------------------------------------------------------------- the settings there are
@@ -202,11 +204,7 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- reading
 
 
-def load_config(
-    path: str | os.PathLike[str] | None = None,
-    flags: Mapping[str, str] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> Settings:
+def load_config(path: _Path | None = None, flags: _Texts | None = None, environ: _Texts | None = None) -> Settings:
     """Read the settings of a run.
 
     Args:
@@ -229,16 +227,12 @@ def load_config(
     return checked(_nested(values), {dotted: where for dotted, _, where in given})
 
 
-def given_settings(
-    path: str | os.PathLike[str] | None = None,
-    flags: Mapping[str, str] | None = None,
-    environ: Mapping[str, str] | None = None,
-) -> dict[str, Any]:
+def given_settings(path: _Path | None, flags: _Texts) -> dict[str, Any]:
     """What the layers of `load_config` set, by section; only the keys are checked."""
-    return _nested({dotted: value for dotted, value, _ in _layers(path, flags, environ)})
+    return _nested({dotted: value for dotted, value, _ in _layers(path, flags, None)})
 
 
-def run_name(path: str | os.PathLike[str]) -> str:
+def run_name(path: _Path) -> str:
     """A run's name from its settings file: the stem, as far as that may name a folder."""
     return re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")[:200] or "rcr"
 
@@ -251,7 +245,7 @@ def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None)
         raise ConfigError(redact(_explain(error, origins or {}))) from None
 
 
-def run_config(path: str | os.PathLike[str], flags: Mapping[str, str] | None = None) -> Settings:
+def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
     """The settings of a run folder's config.yaml, then flags; only secrets come from the environment.
 
     So variables set for the next training don't alter this run.
@@ -275,9 +269,7 @@ def check_hidden(config: Settings, section: str) -> None:
             )
 
 
-def _layers(
-    path: str | os.PathLike[str] | None, flags: Mapping[str, str] | None, environ: Mapping[str, str] | None
-) -> list[_Given]:
+def _layers(path: _Path | None, flags: _Texts | None, environ: _Texts | None) -> list[_Given]:
     """What is given, the strongest last."""
     known = settings()
     given = [] if path is None else list(_from_file(Path(path)))
