@@ -302,6 +302,13 @@ def test_no_server_at_all() -> None:
     assert llm.spent.calls == 0
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_without_a_temperature_the_servers_own_holds(kind: str) -> None:
+    with OpenAIServer(program) as server, model(server, kind, temperature=None) as llm:
+        llm.generate(prompts_of(1))
+        assert server.requests[0].body.get("temperature") is None
+
+
 def test_two_models_of_one_server_and_one_after_the_other(tmp_path: Path) -> None:
     """Connections are shared between models and outlive a call; with a loop for each call that would fail."""
     with OpenAIServer(program) as server:

@@ -11,7 +11,6 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from functools import lru_cache
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
@@ -87,7 +86,6 @@ class Client:
         self.instruction = prompt.instruction if self._is_chat else ""
         # `bound` is what earlier versions could send along; answers in files have it in their keys.
         self._sent: dict[str, Any] = {"format": _FORMAT, **identity, "stop": self.stop, "bound": {}}
-        self._identity = lru_cache(maxsize=4)(self._identity_with)
         self.batch_size = settings.batch_size if settings.kind == "local" else 1
         self.longest = settings.max_tokens
         self.exact_tokens = count_tokens is not None
@@ -166,7 +164,7 @@ class Client:
         asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
         return plain(asked.system), tuple(map(plain, asked.turns))
 
-    def _identity_with(self, system: str) -> str:
+    def _identity(self, system: str) -> str:
         return canonical({**self._sent, "instruction": system})
 
     def _prompt(self, request: str | Conversation) -> PromptValue:
@@ -292,7 +290,9 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
         options["temperature"] = settings.temperature
     if settings.kind == "completion":
         model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
-        return model.model_copy(update={"async_client": _Completions(model.async_client)}), http
+        # Its own temperature would be 0.7 where the settings name none.
+        own = {"async_client": _Completions(model.async_client), "temperature": settings.temperature}
+        return model.model_copy(update=own), http
     if is_openais_own:
         options["max_tokens"] = settings.max_tokens
     else:
@@ -308,8 +308,7 @@ class _Completions:
         self._completions = completions
 
     async def create(self, **params: Any) -> dict[str, Any]:
-        body = (await self._completions.create(**params)).model_dump(warnings=False)
-        return {**body, "usage": body.get("usage") or {}}
+        return (await self._completions.create(**params)).model_dump(warnings=False)  # type: ignore[no-any-return]
 
 
 def _checking_client(timeout: float, proxy: str | None) -> Any:
