@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -15,8 +14,11 @@ from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_
 _NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
 
 
-class EmbeddingSelector(Baseline):
-    """Base of the selectors that compare one embedding a question."""
+class DenseSelector(Baseline):
+    """Picks the k examples with the highest cosine between the embeddings of their questions and the query's.
+
+    Others that compare one embedding a question derive from it, and rank otherwise.
+    """
 
     needs: ClassVar[tuple[str, ...]] = ("embed",)
 
@@ -38,15 +40,8 @@ class EmbeddingSelector(Baseline):
             similarity: np.ndarray = (vectors @ self._vectors.T)[:, self._row_of]
         return similarity
 
-    @abstractmethod
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         """Positions (b, k), given the similarity (b, N), which may be overwritten."""
-
-
-class DenseSelector(EmbeddingSelector):
-    """Picks the k examples with the highest cosine between the embeddings of their questions and the query's."""
-
-    def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         return top_k(similarity, k, excluded)
 
 
@@ -74,7 +69,7 @@ class ContrieverSelector(BERTSelector):
     base: ClassVar[str] = "facebook/contriever"
 
 
-class MMRSelector(EmbeddingSelector):
+class MMRSelector(DenseSelector):
     """Picks, one after the other, the example most like the query and least like the picks so far.
 
     That is, the largest λ·cos(query, c) − (1 − λ)·max over the picks of cos(pick, c), over the whole pool. As in
@@ -104,7 +99,7 @@ class MMRSelector(EmbeddingSelector):
         return picked
 
 
-class DPPSelector(EmbeddingSelector):
+class DPPSelector(DenseSelector):
     """A determinantal point process conditioned on the query: like it, and of large volume together (CEIL's TopK-DPP).
 
     The kernel is L = diag(q) S diag(q) with q = exp(r / 2λ), relevance r = (1 + cos(query, c)) / 2 and similarity

@@ -10,7 +10,7 @@ from scipy import sparse
 
 from langchain_rcr.programs.structures import CHILD, SIBLING
 from rcr_trainer.baselines.base import Baseline, TradeOff, top_k
-from rcr_trainer.baselines.dense import EmbeddingSelector
+from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data.coverage import PoolStructures, greedy_coverage, program_groups
 from rcr_trainer.data.okapi import BM25Scorer
 
@@ -31,7 +31,7 @@ class OracleSelector(Baseline):
         return greedy_coverage(self._structures.rows(queries), self._structures.matrix, k, excluded)[0]
 
 
-class KNNStructuresSelector(EmbeddingSelector):
+class KNNStructuresSelector(DenseSelector):
     """Picks, one after the other, the example that adds most to the expected number of needed structures shown.
 
     A query needs a structure with the similarity-weighted share of its nearest questions' programs that have it: kernel

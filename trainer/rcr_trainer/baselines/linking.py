@@ -19,7 +19,7 @@ from langchain_rcr.policy.schema import words
 from langchain_rcr.programs import ProgramSpec, Tree, get_parser
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.bm25 import BM25Selector
-from rcr_trainer.baselines.dense import EmbeddingSelector
+from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data.coverage import PoolStructures
 from rcr_trainer.data.okapi import BM25Scorer
 
@@ -59,7 +59,7 @@ class BM25SchemaSelector(BM25Selector):
         return top_k(self._scorer.scores(asked), k, excluded)
 
 
-class DAILSQLSelector(EmbeddingSelector):
+class DAILSQLSelector(DenseSelector):
     """DAIL-SQL's selection: the likest masked questions, those first whose SQL has the skeleton that is likely.
 
     Gao et al., "Text-to-SQL Empowered by Large Language Models: A Benchmark Evaluation", VLDB 2024, arXiv 2308.15363,

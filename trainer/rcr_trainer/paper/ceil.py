@@ -67,7 +67,7 @@ class CEILSelector(EPRSelector, DPPSelector):
             values = log_volumes(queries, shown[torch.from_numpy(sets[batch])], self.lam)
             return margin_loss(values, by_question[torch.from_numpy(batch)].to(values))
 
-        self._train(model, dict(model.query.named_parameters()), len(rows), loss)
+        self._train(model, [model.query], len(rows), loss)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return DPPSelector._pick(self, queries, k, excluded)

@@ -92,8 +92,7 @@ class ITERRSelector(LearnedSelector):
             old = drawn.log_probs
             return grpo_loss(new, old, old, advantages, scored, _CLIP, 0.0).mean()
 
-        trained = dict(model.query.named_parameters()) | {f"gru.{name}": each for name, each in cell.named_parameters()}
-        self._train(model, trained, len(rows), loss, batches)
+        self._train(model, [model.query, cell], len(rows), loss, batches)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         device = next(self._cell.parameters()).device

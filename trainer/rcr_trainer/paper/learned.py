@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Any, ClassVar, TypeVar
 
@@ -152,22 +152,23 @@ class LearnedSelector(Baseline):
             positive = torch.from_numpy(np.asarray(batch.positive)).to(device)
             return info_nce(logits, Targets(torch.zeros_like(logits), allowed, positive=positive, mask_equals=False))
 
-        self._train(model, dict(model.named_parameters()), len(every), loss, batches)
+        self._train(model, [model], len(every), loss, batches)
 
     def _train(
         self,
         model: TriEncoder,
-        parameters: Mapping[str, nn.Parameter],
+        modules: Sequence[nn.Module],
         rows: int,
         loss: Callable[[MaterialT], Tensor],
         collect: Callable[[np.random.Generator], Iterable[MaterialT]] | None = None,
     ) -> None:
-        """Run the common training loop.
+        """Train these modules by the common loop.
 
         An epoch's batches come from `collect`; None: the training questions in random order.
         """
         options, seed = self.options, self.resources.seed
-        trained = {name: each for name, each in parameters.items() if each.requires_grad}
+        parameters = (each for module in modules for each in module.parameters() if each.requires_grad)
+        trained = {str(number): each for number, each in enumerate(parameters)}
         given = options.model_dump(include={"epochs", "batch_size", "lr"})
         stage = StageSettings(**given, weight_decay=0.01, warmup=0.1, patience=None, keep="last")
         steps = -(-rows // options.batch_size)

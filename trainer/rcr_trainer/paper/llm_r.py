@@ -45,7 +45,7 @@ class LLMRSelector(EPRSelector):
             wanted = rewards[torch.from_numpy(batch)].to(logits).softmax(dim=1)
             return kl_div(logits.log_softmax(dim=1), wanted, reduction="batchmean")
 
-        self._train(model, dict(model.named_parameters()), len(rows), loss)
+        self._train(model, [model], len(rows), loss)
 
     def _rewards(self, rows: IntArray, near: IntArray, scores: FloatArray) -> FloatArray:
         """(Q, L) what a reward model makes of the candidates, once it has learnt from their scores (Q, L)."""
@@ -68,10 +68,7 @@ class LLMRSelector(EPRSelector):
             logits = head(model.query(features.select(shown.ravel()))).view(shown.shape)
             return cross_entropy(logits, torch.zeros(len(shown), dtype=torch.long, device=logits.device))
 
-        trained = dict(model.query.named_parameters()) | {
-            f"head.{name}": each for name, each in head.named_parameters()
-        }
-        self._train(model, trained, len(rows), loss, batches)
+        self._train(model, [model.query, head], len(rows), loss, batches)
         with torch.inference_mode():
             vectors = torch.from_numpy(model.query.vectors(features)).to(head.weight.device)
             rewards: FloatArray = head(vectors).double().cpu().numpy().reshape(near.shape)
