@@ -12,6 +12,7 @@ from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.data.held_out import HeldOut
 from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.rewards import make_reward
+from rcr_trainer.runs.tasks import Task
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo
 
@@ -220,10 +221,8 @@ def test_reinforcement_sees_development_questions_of_the_pool_as_held_out(traine
 def test_development_questions_of_the_pool_are_asked_as_held_out(trained):
     model, dev, held_out = trained
     questions, barred = [e.source for e in dev], held_out.barred(dev)
-    plain, asked = (
-        policy_picks(model, SPLIT.train, fitted=some, held_out=held_out, homes={})(questions, 4, barred, None)
-        for some in ((), dev)
-    )
+    task = Task(SPLIT.train, SPLIT.train, dev, dev, [], SPEC)
+    plain, asked = (policy_picks(model, task, part, held_out)(questions, 4, barred, None) for part in ("test", "dev"))
     vectors = model.query.vectors(held_out.features(model, dev))
     picks = greedy(vectors, model.encode_pool(ITEMS), model.state(), 4, exclude=barred).positions
     assert asked.tolist() == picks.tolist() != plain.tolist()

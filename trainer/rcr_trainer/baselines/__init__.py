@@ -25,7 +25,7 @@ BASELINES = {
     "set_bsr": "rcr_trainer.baselines.set_bsr:SetBSRSelector",
     "knn_structures": "rcr_trainer.baselines.greedy:KNNStructuresSelector",
     "dail_sql": "rcr_trainer.baselines.linking:DAILSQLSelector",
-    "epr": "rcr_trainer.paper.epr:EPRSelector",
+    "epr": "rcr_trainer.paper.learned:EPRSelector",
     "se2": "rcr_trainer.paper.se2:Se2Selector",
     "se2_tri": "rcr_trainer.paper.se2:Se2TriSelector",
     "ceil": "rcr_trainer.paper.ceil:CEILSelector",

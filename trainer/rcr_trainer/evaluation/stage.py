@@ -16,7 +16,7 @@ from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.data import Example, read_split
+from rcr_trainer.data import read_split
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.harness import Answerer, PickFunction, evaluate
@@ -64,12 +64,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     held_out = HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
     policies, asks = _policies(run), evaluation.asks(config.llm)
     k = evaluation.k or policies[OURS].config.k
-    fitted = task.dev if evaluation.split == "dev" else ()
-    homes = {query.source: query.home for query in queries}
-    ours = {
-        name: policy_picks(policy, task.pool, fitted=fitted, held_out=held_out, homes=homes)
-        for name, policy in policies.items()
-    }
+    ours = {name: policy_picks(policy, task, evaluation.split, held_out) for name, policy in policies.items()}
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
     # The run's account and file of answers, wherever its folder is seen from.
@@ -114,26 +109,16 @@ def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, pi
         write_text(run.checkpoint / CARD, _card(run.config, policy, report))
 
 
-def policy_picks(
-    model: TriEncoder,
-    pool: Sequence[Example],
-    *,
-    fitted: Sequence[Example],
-    held_out: HeldOut,
-    homes: Mapping[str, str],
-) -> PickFunction:
+def policy_picks(model: TriEncoder, task: Task, split: str, held_out: HeldOut) -> PickFunction:
     """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
 
-    Args:
-        model: the policy.
-        pool: the candidates.
-        fitted: queries that E_x may have been fitted to; it picks for them as if it had not.
-        held_out: how they are held out.
-        homes: what each query is of (`Item.home`), by its question.
+    E_x may have been fitted to development queries: if the split is theirs, it picks for them as if it had not.
     """
+    homes = {query.source: query.home for query in task.held_out(split)}
+    fitted = task.dev if split == "dev" else []
     vectors = model.query.vectors(held_out.features(model, fitted)) if fitted else ()
     known = dict(zip((query.source for query in fitted), vectors, strict=True))
-    index = MatrixTable(model.encode_pool([example.item for example in pool]))
+    index = MatrixTable(model.encode_pool([example.item for example in task.pool]))
 
     def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
         vectors = model.encode_queries(queries, homes=[homes.get(query, "") for query in queries])

@@ -27,8 +27,7 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import DPPSelector
 from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.paper.epr import EPRSelector
-from rcr_trainer.paper.learned import IntArray
+from rcr_trainer.paper.learned import EPRSelector, IntArray
 
 MARGIN = 0.02
 """Of their script for training."""

@@ -51,8 +51,6 @@ class Recurrent:
 class ITERRSelector(LearnedSelector):
     """Picks, one after the other, the example with the largest inner product with a recurrent state."""
 
-    _cell: nn.GRUCell
-
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
         """See `Baseline.texts`."""
@@ -60,7 +58,9 @@ class ITERRSelector(LearnedSelector):
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         device, tau = next(model.parameters()).device, [model.config.tau] * self.k
-        self._cell = cell = gru(model.dim).to(device)
+        self._cell = cell = nn.GRUCell(model.dim, model.dim).to(device)
+        with torch.no_grad():
+            cell.bias_ih[model.dim : 2 * model.dim] += 3.0  # of the update gate: the state stays nearly what it was
         candidates = torch.from_numpy(model.candidate.encode(self._items)).to(device)
         questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         barred = torch.ones(len(rows), len(candidates), dtype=torch.bool)
@@ -105,11 +105,3 @@ class ITERRSelector(LearnedSelector):
             return self._pool_logits(states(start, candidates[picks])[:, -1].cpu().numpy())
 
         return beam(logits, excluded, k, width=1, horizon=k)
-
-
-def gru(dim: int) -> nn.GRUCell:
-    """A cell (D, D) whose update gate begins nearly closed: the state stays what it was."""
-    cell = nn.GRUCell(dim, dim)
-    with torch.no_grad():
-        cell.bias_ih[dim : 2 * dim] += 3.0
-    return cell

@@ -1,4 +1,4 @@
-"""What the rivals share that learn from a scoring language model: its scores, their encoders, their training.
+"""What the rivals share that learn from a scoring language model, its scores, encoders and training; and EPR.
 
 The training questions are the pool's own examples; none gets itself. The encoders are those of the run's family, or
 heads over frozen embeddings where that family reads structures.
@@ -188,6 +188,46 @@ class LearnedSelector(Baseline):
             return collect(rng) if collect else question_batches(rows, options.batch_size, rng)
 
         runner.run(epoch_of, learn, dict)
+
+
+class EPRSelector(LearnedSelector):
+    """EPR: a bi-encoder that learns which single example helps a language model most to write the program.
+
+    Source: Rubin, Herzig and Berant, "Learning To Retrieve Prompts for In-Context Learning", NAACL 2022, arXiv
+    2112.08633, section 3. The candidates of a training question (x, y), the best by BM25 between programs, are ranked
+    by p(y | candidate, x). One of the five best is the positive, one of the five worst the hard negative; those of the
+    other questions in the batch are negatives, too. Picks are the k largest inner products.
+
+    Departures: encoders, rate and epochs are the run's (there: BERT, 1e-4, 30 epochs). A question's own picks are never
+    its negatives.
+    """
+
+    @classmethod
+    def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
+        """See `Baseline.texts`."""
+        return queries * max(options.candidates, k)
+
+    def _learn(self, model: TriEncoder, rows: IntArray) -> None:
+        near, scores = self._scored(rows)
+        ranked = np.take_along_axis(near, np.argsort(-scores, axis=1, kind="stable"), axis=1)
+        questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
+        self._contrast(
+            model,
+            rows,
+            ranked[:, None],
+            self.options.extreme,
+            ranked[:, :1],
+            lambda at, _: model.query(questions.select(at)),
+        )
+
+    def _scored(self, rows: IntArray) -> tuple[IntArray, FloatArray]:
+        """(Q, L) the candidates of each question, and the log-likelihoods of its program behind each."""
+        near = self._near(rows)
+        scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())
+        return near, scores.reshape(near.shape)
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return top_k(self._pool_logits(self._query_vectors(queries)), k, excluded)
 
 
 def training_rows(pool: int, most: int | None) -> IntArray:

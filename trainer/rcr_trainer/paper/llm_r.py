@@ -22,8 +22,7 @@ from torch.nn.functional import cross_entropy, kl_div
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.paper.epr import EPRSelector
-from rcr_trainer.paper.learned import FloatArray, IntArray, question_batches
+from rcr_trainer.paper.learned import EPRSelector, FloatArray, IntArray, question_batches
 
 NEGATIVES = 7
 """Less helpful examples beside the most helpful one, as in LLM-R."""
