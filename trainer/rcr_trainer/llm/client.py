@@ -286,19 +286,15 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
         "http_async_client": http,
         "openai_proxy": None,
     }
-    if settings.temperature is not None:
-        options["temperature"] = settings.temperature
     if settings.kind == "completion":
         model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
         # Its own temperature would be 0.7 where the settings name none.
         own = {"async_client": _Completions(model.async_client), "temperature": settings.temperature}
         return model.model_copy(update=own), http
-    if is_openais_own:
-        options["max_tokens"] = settings.max_tokens
-    else:
-        # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
-        body.setdefault("max_tokens", settings.max_tokens)
-    return ChatOpenAI(**options, extra_body=body or None, use_responses_api=False), http
+    # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
+    (options if is_openais_own else body).setdefault("max_tokens", settings.max_tokens)
+    options |= {"temperature": settings.temperature, "extra_body": body or None}
+    return ChatOpenAI(**options, use_responses_api=False), http
 
 
 class _Completions:
