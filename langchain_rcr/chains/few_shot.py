@@ -41,12 +41,12 @@ class FewShotPrompt(FewShotPromptTemplate):
     def format(self, **kwargs: Any) -> str:
         """The prompt as a string; an InputError if an example lacks a key that the prompt shows."""
         variables = self._merge_partial_and_user_variables(**kwargs)
-        return self._compose(self._shown(self._get_examples(**variables)), variables)
+        return self._compose(self._get_examples(**variables), variables)
 
     async def aformat(self, **kwargs: Any) -> str:
         """`format`, awaiting the selector."""
         variables = self._merge_partial_and_user_variables(**kwargs)
-        return self._compose(self._shown(await self._aget_examples(**variables)), variables)
+        return self._compose(await self._aget_examples(**variables), variables)
 
     def partial(self, **kwargs: Any) -> Self:
         """A copy with some variables set, to strings or to functions that are called at each use."""
@@ -59,22 +59,17 @@ class FewShotPrompt(FewShotPromptTemplate):
     def pretty_repr(self, html: bool = False) -> str:
         """The prompt with its variables by name. The selector isn't called; one example represents its picks."""
         names = {name: f"{{{name}}}" for name in self.input_variables}
+        variables = self._merge_partial_and_user_variables(**names)
         if self.example_selector is None:
-            shown = self._shown(self.examples or [])
-        else:
-            named = {key: f"{{{key}}}" for key in self.example_prompt.input_variables}
-            shown = [*self._shown([named]), _as_many(self.example_selector)]
-        return self._compose(shown, self._merge_partial_and_user_variables(**names))
+            return self._compose(self.examples or [], variables)
+        named = {key: f"{{{key}}}" for key in self.example_prompt.input_variables}
+        return self._compose([named], variables, _as_many(self.example_selector))
 
-    def _shown(self, examples: Sequence[Mapping[str, Any]]) -> list[str]:
-        keys = self.example_prompt.input_variables
-        return [self.example_prompt.format(**{key: row[key] for key in keys}) for row in checked(examples, keys)]
-
-    def _compose(self, shown: Sequence[str], variables: Mapping[str, Any]) -> str:
-        fill = DEFAULT_FORMATTER_MAPPING[self.template_format]
-        before = [fill(self.prefix, **variables)] if self.prefix else []
-        after = [fill(self.suffix, **variables)] if self.suffix else []
-        return self.example_separator.join([*before, *shown, *after])
+    def _compose(self, examples: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *more: str) -> str:
+        keys, fill = self.example_prompt.input_variables, DEFAULT_FORMATTER_MAPPING[self.template_format]
+        shown = [self.example_prompt.format(**{key: row[key] for key in keys}) for row in checked(examples, keys)]
+        before, after = ([fill(text, **variables)] if text else [] for text in (self.prefix, self.suffix))
+        return self.example_separator.join([*before, *shown, *more, *after])
 
 
 class FewShotMessages(FewShotChatMessagePromptTemplate):

@@ -91,10 +91,8 @@ def _with_dialect(name: str) -> str | None:
     """The language of which this is a dialect, or nearly, as in `sql:sqlite`; None: of none."""
     for language, where in PARSERS.items():
         with suppress(MissingExtraError):
-            found = difflib.get_close_matches(
-                name.lower(), getattr(pkgutil.resolve_name(where), "dialects", ()), 1, 0.8
-            )
-            if found:
+            dialects = getattr(pkgutil.resolve_name(where), "dialects", ())
+            if found := difflib.get_close_matches(name.lower(), dialects, 1, 0.8):
                 return f"{language}:{found[0]}"
     return None
 
