@@ -406,20 +406,14 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return arranged(picks, self.order or self.store.encoder.config.order)
 
     def _documents(self, picks: list[Pick]) -> list[Document]:
+        documents = []
         texts = self.store.schema.texts([pick.example for pick in picks])
-        return [
-            Document(
-                text,
-                id=pick.id,
-                metadata={
-                    **pick.example,
-                    "step": pick.step,
-                    "logit": pick.logit,
-                    **({} if pick.probability is None else {"probability": pick.probability}),
-                },
-            )
-            for pick, text in zip(picks, texts, strict=True)
-        ]
+        for pick, text in zip(picks, texts, strict=True):
+            metadata = {**pick.example, "step": pick.step, "logit": pick.logit}
+            if pick.probability is not None:
+                metadata["probability"] = pick.probability
+            documents.append(Document(text, id=pick.id, metadata=metadata))
+        return documents
 
     def _shown(self, pick: Pick) -> dict[str, Any]:
         if not self.example_keys:  # as in LangChain's
