@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 
 from langchain_rcr.programs.languages import About
-from langchain_rcr.programs.tree import Tree
+from langchain_rcr.programs.tree import Tree, chain
 
 _QUOTED = r"""'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*\""""
 # The last alternative swallows the rest of the text, so that one unclosed quote costs one scan, not one per quote.
@@ -55,7 +55,7 @@ def _parse(tokens: list[str]) -> Tree | None:
             terms, words, args, promised = [], [], None, False
         elif lexeme in ")],":
             if words:
-                term = _chain(words, args or [])
+                term = chain(words, args or [])
             if not outer or (term is None and (promised or lexeme == ",")):
                 return None
             terms += [term] if term is not None else []
@@ -68,7 +68,7 @@ def _parse(tokens: list[str]) -> Tree | None:
                 return None
             args = before + inside
             if lexeme == ")":
-                term, words, args = _chain(words, args), [], None
+                term, words, args = chain(words, args), [], None
         elif term is not None or args is not None or (lexeme[0] in "'\"" and words):
             return None
         elif lexeme[0] in "'\"":
@@ -77,11 +77,4 @@ def _parse(tokens: list[str]) -> Tree | None:
             words.append(lexeme)
     if outer:
         return None
-    return _chain(words, args or []) if words else term
-
-
-def _chain(words: list[str], args: list[Tree]) -> Tree:
-    tree = Tree(words[-1], tuple(args))
-    for word in words[-2::-1]:
-        tree = Tree(word, (tree,))
-    return tree
+    return chain(words, args or []) if words else term

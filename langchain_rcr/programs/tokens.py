@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 
 from langchain_rcr.programs.languages import About
-from langchain_rcr.programs.tree import Tree
+from langchain_rcr.programs.tree import Tree, chain
 
 _QUOTED = r"""(?<!\w)(?:'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*")"""
 # Possessive: no backtracking over digits that turn out to begin a word.
@@ -40,7 +40,4 @@ class TokensParser:
             return None
         if tokens[-1][0] in "'\"" and not _IS_QUOTED.fullmatch(tokens[-1]):
             tokens[-1:] = _WITHOUT_STRINGS.findall(tokens[-1])
-        chain = Tree(tokens[-1])
-        for token in tokens[-2::-1]:
-            chain = Tree(token, (chain,))
-        return chain
+        return chain(tokens)

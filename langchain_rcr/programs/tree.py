@@ -73,6 +73,14 @@ class Tree:
         return f"<Tree {self}>"
 
 
+def chain(labels: Sequence[str], below: Sequence[Tree] = ()) -> Tree:
+    """A tree in which each label is the only child of the one before it, and the last has the children `below`."""
+    tree = Tree(labels[-1], tuple(below))
+    for label in labels[-2::-1]:
+        tree = Tree(label, (tree,))
+    return tree
+
+
 def unfold(seed: T, expand: Callable[[T], tuple[str, Sequence[T]]]) -> Tree:
     """Build a tree from the root's seed down, without recursion; `expand` gives a label and the children's seeds."""
     labels: list[str] = []
