@@ -91,18 +91,6 @@ class Hits(NamedTuple):
     log_partition: NDArray[np.float64] | None = None
 
 
-class Seen:
-    """What a reader of an engine elsewhere has found so far: rows, and E_z (D,), by key."""
-
-    def __init__(self) -> None:
-        self.rows: dict[int, Row] = {}
-        self.vectors: dict[int, FloatArray] = {}
-
-    def contexts(self, keys: IntArray) -> FloatArray:
-        """See `Hits.contexts`."""
-        return np.stack([self.vectors[key] for key in keys.tolist()])
-
-
 class Reader(Protocol):
     """The pool at one moment, or the part of it that a filter lets through; for one selection.
 

@@ -18,16 +18,7 @@ from langchain_core.vectorstores import VectorStore
 
 from langchain_rcr.basics.rows import FloatArray, IntArray, longest
 from langchain_rcr.errors import CheckpointError, EngineError, InputError
-from langchain_rcr.index.base import (
-    Hits,
-    InThisThread,
-    PoolVectors,
-    Reader,
-    Row,
-    Seen,
-    check_ids,
-    check_vectors,
-)
+from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row, check_ids, check_vectors
 from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded, store_filter
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.memory import MatrixTable
@@ -254,7 +245,7 @@ class _Reader:
 
     def __init__(self, documents: StoredDocuments, header: Header, partition: int) -> None:
         self._documents, self._header, self._partition = documents, header, partition
-        self._seen, self._candidates = Seen(), dict[int, FloatArray]()
+        self._found = dict[int, Found]()
         self.size = header.count
 
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
@@ -265,20 +256,22 @@ class _Reader:
         if tau is not None:
             _, some = await best_fetched(self._fetch, states, self._partition, exclude, 0 * margins, size, rounding=off)
             totals = log_sums(some, tau)
-        return Hits(keys, logits, self._seen.rows, self._seen.contexts, totals)
+        rows = {key: one.row for key, one in self._found.items()}
+        return Hits(keys, logits, rows, self._contexts, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
-        return np.array([self._candidates[key] for key in keys.tolist()]).reshape(-1, self._header.dim)
+        return np.array([self._found[key].candidate for key in keys.tolist()]).reshape(-1, self._header.dim)
+
+    def _contexts(self, keys: IntArray) -> FloatArray:
+        return np.stack([self._found[key].context for key in keys.tolist()])
 
     async def _fetch(self, states: FloatArray, width: int) -> list[Near]:
         """See `best_fetched`."""
         near = []
         for state in states:
             found = self._documents.nearest(state, width)
-            self._seen.rows |= {one.key: one.row for one in found}
-            self._seen.vectors |= {one.key: one.context for one in found}
-            self._candidates |= {one.key: one.candidate for one in found}
+            self._found |= {one.key: one for one in found}
             matrix = np.array([one.candidate for one in found], dtype=np.float32).reshape(-1, len(state))
             near.append((np.array([one.key for one in found], dtype=np.int64), matrix @ state))
         return near

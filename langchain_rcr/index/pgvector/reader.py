@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import State
-from langchain_rcr.index.base import BEST, TIE, Hits, Row, Seen
+from langchain_rcr.index.base import BEST, TIE, Hits, Row
 from langchain_rcr.index.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.pgvector.database import Transaction
 from langchain_rcr.index.pgvector.jsonb import to_path
@@ -109,7 +109,8 @@ class PgVectorReader:
         self._transaction, self._approximate = transaction, approximate
         self._pool = pool or Pool(0, 0, "", 0)
         self._path: str | None = None
-        self._seen = Seen()
+        self._rows, self._vectors = dict[int, Row](), dict[int, FloatArray]()
+        """What was found so far: rows, and E_z (D,), by key."""
         self._told: tuple[State[Any], int] | None = None
         self._steps = list[tuple[IntArray, Hits]]()
         """What is found already: what the next search leaves out, and its hits."""
@@ -154,7 +155,7 @@ class PgVectorReader:
             self._steps = []
         keys, logits = await best_fetched(partial(self._nearest, ship=True), states, t, exclude, margins, self.size)
         totals = None if tau is None else await self._log_partition(states, exclude, tau)
-        return Hits(keys, logits, self._seen.rows, self._seen.contexts, totals)
+        return Hits(keys, logits, self._rows, self._contexts, totals)
 
     async def _taken(
         self, state: State[Any], k: int, exclude: IntArray, tau: float | None
@@ -183,11 +184,11 @@ class PgVectorReader:
         if tau is not None and known:
             steps = [states]
             for at in range(known - 1):
-                state = state.update(self._seen.contexts(keys[:, at]))
+                state = state.update(self._contexts(keys[:, at]))
                 steps.append(state.vector())
             every = [np.pad(some, ((0, 0), (0, known - 1 - at)), constant_values=-1) for at, some in enumerate(barred)]
             totals = np.split(await self._log_partition(np.concatenate(steps), np.concatenate(every), tau), known)
-        found = self._seen.rows, self._seen.contexts
+        found = self._rows, self._contexts
         return [
             (some, Hits(keys[:, at, None], logits[:, at, None], *found, total))
             for at, (some, total) in enumerate(zip(barred, totals, strict=True))
@@ -221,7 +222,7 @@ class PgVectorReader:
         text = _ordered(_SEARCH + (_WITH_ROWS if ship else ""), "state", exact=exact)
         found: list[dict[int, float]] = [{} for _ in states]
         for part in self._parts(len(states)):
-            rows = await self._ask(text, states[part], width=width, seen=[*self._seen.rows])
+            rows = await self._ask(text, states[part], width=width, seen=[*self._rows])
             for n, key, apart, *row in rows:
                 if n is None:
                     self._keep(key, *row)
@@ -234,9 +235,12 @@ class PgVectorReader:
                 near[at] = hits
         return near
 
+    def _contexts(self, keys: IntArray) -> FloatArray:
+        return np.stack([self._vectors[key] for key in keys.tolist()])
+
     def _keep(self, key: int, context: bytes, example_id: str, example: str, program: int) -> None:
-        self._seen.rows[key] = Row(example_id, json.loads(example), program)
-        self._seen.vectors[key] = _vector(context)
+        self._rows[key] = Row(example_id, json.loads(example), program)
+        self._vectors[key] = _vector(context)
 
     def _parts(self, count: int) -> Iterator[slice]:
         """The states of each statement, of so many."""
