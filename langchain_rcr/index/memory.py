@@ -72,7 +72,7 @@ class MatrixTable(Table):
 
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`."""
-        parts = [*blocks(len(states), len(self))]
+        parts = [*blocks(len(states), len(self))] if len(states) > 1 else []
         if len(parts) > 1:
             self._steps = None  # which remembers one block
             found = [MatrixTable.found(self, states[some], t, exclude[some], tau) for some in parts]
@@ -88,8 +88,8 @@ class MatrixTable(Table):
         scores = product(states, self._candidate.rows) if self._steps is None else self._steps.scores(states)
         if self._allowed is not None:
             np.copyto(scores, -np.inf, where=~self._allowed)
-        for line, barred in zip(scores, exclude, strict=True):
-            line[barred] = -np.inf
+        for at in range(len(states)):
+            scores[at][exclude[at]] = -np.inf
         find = best if self._steps is None else self._steps.best
         keys, logits = find(scores, margin, t)
         return keys, logits, None if tau is None else log_sums(scores, tau)
