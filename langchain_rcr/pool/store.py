@@ -24,12 +24,11 @@ from langchain_rcr.families.folds import text_hash
 from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy.checkpoint import Runtime, check_folder
 from langchain_rcr.policy.manifest import seal
 from langchain_rcr.policy.triencoder import FEWEST, TriEncoder
 from langchain_rcr.pool.examples import Example, ExamplePool, changed, earlier
-from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE, write_jsonl
+from langchain_rcr.pool.saved import POOL_FILE, RETRIEVER_FILE, VECTORS_FILE, load_vectors, save_vectors, write_jsonl
 from langchain_rcr.pool.served import Served
 
 logger = logging.getLogger(__name__)

@@ -14,10 +14,10 @@ from langchain_rcr.families.state import SaturatingState
 from langchain_rcr.families.structure.words import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
-from langchain_rcr.index.vectors_file import load_vectors, save_vectors
 from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, greedy, select
 from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.pool.saved import load_vectors, save_vectors
 
 ITEMS = [
     Item("which rivers run through ohio", "answer(river(traverse(stateid(ohio))))"),

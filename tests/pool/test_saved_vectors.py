@@ -9,7 +9,7 @@ from safetensors.numpy import load_file, save_file
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.vectors_file import load_vectors, save_vectors
+from langchain_rcr.pool.saved import load_vectors, save_vectors
 
 IDS = ["a", "b", "ü"]
 
@@ -108,7 +108,7 @@ def test_a_file_whose_tensors_are_not_as_written_is_refused(file, what):
 PEAK = """
 import sys
 from pathlib import Path
-from langchain_rcr.index.vectors_file import load_vectors
+from langchain_rcr.pool.saved import load_vectors
 
 def peak():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmHWM"))
