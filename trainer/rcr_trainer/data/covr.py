@@ -198,10 +198,9 @@ def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 50
         raise ConfigError(f"there is no COVR-10 split {name!r}; the splits are {', '.join(HELD_OUT)}")
     known, held_out = _draw(name, seed, train + dev, test)
     meta = {"task": "covr", "split": name, "seed": seed, "how": "sampled from the grammar of COVR"}
-    split = Split(f"covr-{name}", [], meta=meta)
-    for part, pairs in (("train", known[:train]), ("dev", known[train:]), ("test", held_out)):
-        setattr(split, part, [Example(f"{part}-{row}", *pair) for row, pair in enumerate(pairs)])
-    return split
+    pairs = {"train": known[:train], "dev": known[train:], "test": held_out}
+    parts = {part: [Example(f"{part}-{row}", *pair) for row, pair in enumerate(own)] for part, own in pairs.items()}
+    return Split(f"covr-{name}", **parts, meta=meta)
 
 
 def is_held_out(name: str, tags: frozenset[str]) -> bool:

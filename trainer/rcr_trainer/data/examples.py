@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,11 @@ class Split:
     test: list[Example] = field(default_factory=list)  # for reporting
     meta: dict[str, Any] = field(default_factory=dict)
     """How the split was made, and by which language a run reads its programs; written to ``split.json``."""
+
+    def mapped(self, change: Callable[[Example], Example]) -> Split:
+        """The split with each example changed."""
+        parts: dict[str, Any] = {part: [*map(change, getattr(self, part))] for part in PARTS}
+        return replace(self, **parts)
 
     def counts(self) -> dict[str, int]:
         """The number of examples in each part."""

@@ -127,12 +127,11 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None)
 
 def printed(split: Split) -> Split:
     """A split as the paper's Appendix D prints it: 'value' for names, questions in lower case without a final mark."""
-    printed = Split(split.name, [], meta={**split.meta, "values": "as the paper prints them"})
-    for part in PARTS:
-        for each in getattr(split, part):
-            source, target = _MARK.sub("", each.source.lower()), _VALUE.sub("'value'", each.target)
-            getattr(printed, part).append(replace(each, source=source, target=target))
-    return printed
+
+    def one(each: Example) -> Example:
+        return replace(each, source=_MARK.sub("", each.source.lower()), target=_VALUE.sub("'value'", each.target))
+
+    return replace(split.mapped(one), meta={**split.meta, "values": "as the paper prints them"})
 
 
 def _read_ids(path: Path) -> dict[str, list[int]]:

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -132,8 +131,7 @@ def _belonging(data: DataSettings, split: Split) -> Split:
         own = None if group is None else str(fields[group])
         return replace(example, group=own, home=str(fields.get(home) or "") if home else "")
 
-    parts: dict[str, Any] = {part: [*map(placed, getattr(split, part))] for part in PARTS}
-    return replace(split, **parts)
+    return split.mapped(placed)
 
 
 def _in_groups(config: Settings, task: Task) -> Task:
