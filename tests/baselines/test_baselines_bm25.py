@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
-from rcr_trainer.baselines.bm25 import BM25Selector
+from rcr_trainer.baselines.simple import BM25Selector
 from rcr_trainer.data.okapi import BM25Scorer, tokenize
 
 

@@ -10,12 +10,11 @@ import pytest
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from rcr_trainer import baselines
+from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.baselines.base import Resources
-from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.baselines.greedy import OracleSelector
-from rcr_trainer.baselines.options import LearnedSettings
-from rcr_trainer.baselines.random import RandomSelector
+from rcr_trainer.baselines.simple import BM25Selector, RandomSelector
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.programs import ProgramSpec

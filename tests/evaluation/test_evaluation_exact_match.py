@@ -6,8 +6,7 @@ from types import MappingProxyType
 
 import numpy as np
 import pytest
-from rcr_trainer.baselines.bm25 import BM25Selector
-from rcr_trainer.baselines.random import NoneSelector
+from rcr_trainer.baselines.simple import BM25Selector, NoneSelector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.harness import Answerer, evaluate
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport

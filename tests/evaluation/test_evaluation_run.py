@@ -9,7 +9,7 @@ from answering import Composing, answering, asks
 from openai_server import OpenAIServer
 from places import MODEL
 from rcr_trainer import baselines, cli, pipeline
-from rcr_trainer.baselines.bm25 import BM25Selector
+from rcr_trainer.baselines.simple import BM25Selector
 from rcr_trainer.data import read_split
 from rcr_trainer.evaluation import plain, stage
 from rcr_trainer.evaluation.report import EvaluationReport, read_picks

@@ -11,9 +11,8 @@ import pytest
 import torch
 from places import MODEL
 from rank_bm25 import BM25Okapi
-from rcr_trainer.baselines import get_baseline
+from rcr_trainer.baselines import LearnedSettings, get_baseline
 from rcr_trainer.baselines.base import Resources
-from rcr_trainer.baselines.options import LearnedSettings
 from rcr_trainer.data.okapi import tokenize
 from rcr_trainer.paper.ceil import MARGIN, draw_sets, log_volumes, margin_loss
 from rcr_trainer.paper.learned import training_rows

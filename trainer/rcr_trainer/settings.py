@@ -16,7 +16,7 @@ from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, fami
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import get_parser
 from rcr_trainer import baselines
-from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.training.registry import GRPOSettings, SFTSettings
 

@@ -21,9 +21,8 @@ import numpy as np
 import torch
 from episodes import ROLES, VARIANTS, name_tokens
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.baselines.bm25 import BM25Selector
 from rcr_trainer.baselines.greedy import OracleSelector
-from rcr_trainer.baselines.random import RandomSelector
+from rcr_trainer.baselines.simple import BM25Selector, RandomSelector
 from rcr_trainer.data import Split, covr_split
 from rcr_trainer.data.covr import HELD_OUT
 from transformers import AutoModelForCausalLM, AutoTokenizer

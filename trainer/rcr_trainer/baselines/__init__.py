@@ -9,13 +9,17 @@ from __future__ import annotations
 import pkgutil
 from typing import TYPE_CHECKING
 
+from pydantic import Field
+
+from langchain_rcr.basics.section import Section
+
 if TYPE_CHECKING:
     from rcr_trainer.baselines.base import Baseline
 
 BASELINES = {
-    "random": "rcr_trainer.baselines.random:RandomSelector",
-    "no_examples": "rcr_trainer.baselines.random:NoneSelector",
-    "bm25": "rcr_trainer.baselines.bm25:BM25Selector",
+    "random": "rcr_trainer.baselines.simple:RandomSelector",
+    "no_examples": "rcr_trainer.baselines.simple:NoneSelector",
+    "bm25": "rcr_trainer.baselines.simple:BM25Selector",
     "bm25_schema": "rcr_trainer.baselines.linking:BM25SchemaSelector",
     "bert": "rcr_trainer.baselines.dense:BERTSelector",
     "contriever": "rcr_trainer.baselines.dense:ContrieverSelector",
@@ -49,3 +53,24 @@ def get_baseline(name: str) -> type[Baseline]:
     """The class registered under one of `names()`; imports its module."""
     found: type[Baseline] = pkgutil.resolve_name(BASELINES[name])
     return found
+
+
+class LearnedSettings(Section, use_attribute_docstrings=True):
+    """Training of the selectors that learn from a scoring language model, that of the section llm."""
+
+    queries: int | None = Field(300, ge=1)
+    """Examples of the pool that are their training questions, evenly spaced; null: all, as published."""
+    candidates: int = Field(50, ge=2)
+    """Candidates that the language model scores for each question (se2: and step)."""
+    extreme: int = Field(5, ge=1)
+    """epr: positives are drawn among this many of the best; epr, se2: hard negatives among this many of the worst."""
+    sets: int = Field(10, ge=2)
+    """ceil: sets scored for a question; iterr: sequences drawn for it."""
+    beam_width: int = Field(3, ge=1)
+    """se2: sequences kept while picking."""
+    epochs: int = Field(10, ge=1)
+    """Passes over the training questions."""
+    batch_size: int = Field(32, ge=1)
+    """States (ceil, iterr: questions) in an optimiser step."""
+    lr: float = Field(3e-4, gt=0)
+    """Learning rate of AdamW, decayed linearly to 0."""

@@ -17,8 +17,7 @@ from langchain_rcr.index.ranking import checked_exclude, places
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.baselines import BASELINES
-from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.baselines import BASELINES, LearnedSettings
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.llm.scoring import Scorer
 

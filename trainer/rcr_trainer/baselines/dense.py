@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -138,57 +138,32 @@ class DPPSelector(DenseSelector):
         n_fetched = min(self.fetch_k, len(self.examples))
         steps = min(k, n_fetched)
         # In ascending order of position, so that ties go to the lowest here too.
-        fetched = np.sort(top_k(similarity, n_fetched, excluded), axis=1)
-        rows = np.arange(len(fetched))
-
-        def similar_to(last: np.ndarray) -> np.ndarray:
-            to_pick = self._similarity(self._vectors[self._row_of[fetched[rows, last]]])
-            return np.take_along_axis(to_pick, fetched, axis=1)
-
-        quality = np.take_along_axis(similarity, fetched, axis=1) / self.lam
-        chosen = greedy_map(quality, self._own_volume[self._row_of[fetched]], similar_to, steps)
-        picked = np.take_along_axis(fetched, chosen, axis=1)
-        if k == steps:
-            return picked
-        np.put_along_axis(similarity, fetched, -np.inf, axis=1)
-        return np.concatenate([picked, top_k(similarity, k - steps)], axis=1)
+        fetched = np.sort(top_k(similarity, n_fetched, excluded), axis=1)  # (b, F)
+        rows, texts = np.arange(len(fetched)), self._row_of[fetched]
+        quality, volume = np.take_along_axis(similarity, fetched, axis=1) / self.lam, self._own_volume[texts]
+        picked = np.empty((len(fetched), k), dtype=np.int64)
+        factor = np.empty((steps, *fetched.shape))  # factor[t]: the row of the Cholesky factor that pick t adds
+        for t in range(steps):
+            adds = (volume > _NO_VOLUME) & (quality > -np.inf)
+            score = np.log(volume, where=adds, out=np.full_like(volume, -np.inf)) + quality
+            last = np.where(adds.any(axis=1), score.argmax(axis=1), quality.argmax(axis=1))
+            picked[:, t] = fetched[rows, last]
+            if t + 1 == steps:
+                break
+            quality[rows, last] = -np.inf
+            own, useful = volume[rows, last], adds[rows, last]
+            known = (factor[:t] * factor[:t, rows, last][:, :, None]).sum(axis=0)
+            similar = np.take_along_axis(self._similarity(self._vectors[texts[rows, last]]), fetched, axis=1)
+            new = (similar - known) / np.sqrt(np.where(useful, own, 1))[:, None]
+            factor[t] = np.where(useful[:, None], new, 0)
+            volume -= factor[t] ** 2
+        if steps < k:
+            np.put_along_axis(similarity, fetched, -np.inf, axis=1)
+            picked[:, steps:] = top_k(similarity, k - steps)
+        return picked
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N) float64 in [0, 1]; rounded, so that exact ties stay ties, whatever BLAS does."""
         cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
         similarity: np.ndarray = ((1 + cosines) / 2)[:, self._row_of]
         return similarity
-
-
-def greedy_map(
-    quality: np.ndarray, volume: np.ndarray, similar_to: Callable[[np.ndarray], np.ndarray], k: int
-) -> np.ndarray:
-    """The greedy mode of a determinantal point process, for b queries at once; ties go to the lowest column.
-
-    Args:
-        quality: (b, F) r / λ; −inf for what may not be picked.
-        volume: (b, F) the diagonal of S.
-        similar_to: columns picked (b,) → their rows of S (b, F).
-        k: picks, at most F.
-
-    Returns:
-        (b, k) columns in pick order; those that add no volume come last, by quality.
-    """
-    rows = np.arange(len(quality))
-    quality, volume = quality.copy(), volume.copy()
-    picked = np.empty((len(quality), k), dtype=np.int64)
-    factor = np.empty((k, *quality.shape))  # factor[t]: the row of the Cholesky factor that pick t adds
-    for t in range(k):
-        adds = (volume > _NO_VOLUME) & (quality > -np.inf)
-        score = np.log(volume, where=adds, out=np.full_like(volume, -np.inf)) + quality
-        last = np.where(adds.any(axis=1), score.argmax(axis=1), quality.argmax(axis=1))
-        picked[:, t] = last
-        if t + 1 == k:
-            break
-        quality[rows, last] = -np.inf
-        own, useful = volume[rows, last], adds[rows, last]
-        known = (factor[:t] * factor[:t, rows, last][:, :, None]).sum(axis=0)
-        new = (similar_to(last) - known) / np.sqrt(np.where(useful, own, 1))[:, None]
-        factor[t] = np.where(useful[:, None], new, 0)
-        volume -= factor[t] ** 2
-    return picked

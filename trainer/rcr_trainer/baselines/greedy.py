@@ -103,7 +103,7 @@ class CoverLSGoldSelector(Baseline):
         wanted = self._sorted(self._pool.rows(references or ()))  # of those that the pool has
         order = np.argsort(-self._scorer.scores(queries), axis=1, kind="stable")
         ranks = np.argsort(order, axis=1)
-        picks = [self._cover(_row(wanted, row), ranks[row], barred, k) for row, barred in enumerate(excluded)]
+        picks = [self._cover(wanted[[row]].indices, ranks[row], barred, k) for row, barred in enumerate(excluded)]
         return np.array(picks, dtype=np.int64)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
@@ -126,7 +126,7 @@ class CoverLSGoldSelector(Baseline):
             picks.append(best)
             left[best] = False
             fresh &= left & (self._templates != self._templates[best])
-            uncovered = uncovered[~np.isin(uncovered, _row(self._has, best))]
+            uncovered = uncovered[~np.isin(uncovered, self._has[[best]].indices)]
         return picks
 
     def _having(self, structures: np.ndarray, fresh: np.ndarray) -> np.ndarray:
@@ -137,9 +137,3 @@ class CoverLSGoldSelector(Baseline):
                 found: np.ndarray = rows[fresh[rows]]
                 return found
         return np.empty(0, dtype=np.int64)
-
-
-def _row(matrix: sparse.csr_array, row: int) -> np.ndarray:
-    """The columns of a row's entries."""
-    columns: np.ndarray = matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]]
-    return columns

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, question_batches
 from rcr_trainer.paper.se2 import beam
 from rcr_trainer.training.advantages import estimate

@@ -15,6 +15,8 @@ BERT and 6 epochs).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from itertools import groupby, islice
+from operator import itemgetter
 
 import numpy as np
 import torch
@@ -23,7 +25,7 @@ from torch import Tensor
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.baselines.options import LearnedSettings
+from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, States
 from rcr_trainer.training.rollout import states as states_of
 
@@ -159,24 +161,21 @@ def beam(
         width: sequences kept for each query.
         horizon: length of the sequences that compete, whatever k is; further picks are greedy.
     """
-    beams: list[list[tuple[tuple[int, ...], float]]] = [[((), 0.0)] for _ in excluded]
+    beams: list[tuple[int, float, tuple[int, ...]]] = [(query, 0.0, ()) for query in range(len(excluded))]
     for step in range(max(k, horizon)):
-        open_ = [(query, *sequence) for query, each in enumerate(beams) for sequence in each]
-        picks = np.array([picked for _, picked, _ in open_], dtype=np.int64).reshape(len(open_), step)
-        values = logits(np.array([query for query, _, _ in open_], dtype=np.int64), picks)
-        for row, (query, picked, _) in enumerate(open_):
-            values[row, excluded[query]] = values[row, list(picked)] = -np.inf
+        picks = np.array([picked for *_, picked in beams], dtype=np.int64).reshape(len(beams), step)
+        values = logits(np.array([query for query, *_ in beams], dtype=np.int64), picks)
+        for row, (query, _, picked) in zip(values, beams, strict=True):
+            row[excluded[query]] = row[list(picked)] = -np.inf
         if np.isneginf(values).all(axis=1).any():
             break  # A query's candidates are used up: k is no larger than this step.
         kept = width if step + 1 < horizon else 1
         ranked = sorted(
-            (-(total + row[at]), (*picked, int(at)), query)
-            for (query, picked, total), row in zip(open_, values, strict=True)
+            (query, cost - row[at], (*picked, int(at)))
+            for (query, cost, picked), row in zip(beams, values, strict=True)
             for at in np.argsort(-row, kind="stable")[:kept]
             if row[at] > -np.inf
         )
-        grown: list[list[tuple[tuple[int, ...], float]]] = [[] for _ in beams]
-        for cost, picked, query in ranked:
-            grown[query].append((picked, -cost))
-        beams = [each[:kept] for each in grown]
-    return np.array([each[0][0][:k] for each in beams], dtype=np.int64).reshape(len(beams), k)
+        beams = [each for _, own in groupby(ranked, itemgetter(0)) for each in islice(own, kept)]
+    best = [next(own)[2][:k] for _, own in groupby(beams, itemgetter(0))]
+    return np.array(best, dtype=np.int64).reshape(len(excluded), k)

@@ -1,4 +1,4 @@
-"""Random examples, drawn again for every query, and none at all."""
+"""Selectors that need no model: random examples, none, and the best by BM25."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from rcr_trainer.baselines.base import Baseline, top_k
+from rcr_trainer.data.okapi import BM25Scorer
 
 
 class RandomSelector(Baseline):
@@ -37,3 +38,13 @@ class NoneSelector(Baseline):
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         return top_k(np.zeros((len(queries), len(self.examples))), k, excluded)
+
+
+class BM25Selector(Baseline):
+    """Picks the k examples whose questions score highest for the query."""
+
+    def _fit(self) -> None:
+        self._scorer = BM25Scorer(self._questions)
+
+    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        return top_k(self._scorer.scores(queries), k, excluded)
