@@ -129,7 +129,7 @@ def prompts_of(selector: Baseline, split: Split, queries: int, k: int) -> tuple[
     """The prompts of the first test queries, and their gold programs."""
     tests = split.test[:queries]
     sources, targets = [test.source for test in tests], [test.target for test in tests]
-    picks = selector.pick(sources, k, references=targets if selector.needs_references else None)
+    picks = selector.pick(sources, k, references=targets)
     items = [Item(example.source, example.target) for example in split.train]
     return [
         APPENDIX_D.text([items[place] for place in row], source) for row, source in zip(picks, sources, strict=True)
