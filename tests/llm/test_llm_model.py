@@ -261,6 +261,22 @@ def test_one_hopeless_prompt_stops_the_rest_and_keeps_what_ran() -> None:
     assert {prompt for prompt, count in echo.asked.items() if count > 1} == {"p1"}
 
 
+def test_a_bug_in_counting_stops_and_leaves_the_place_to_others() -> None:
+    def count(text: str) -> int:
+        if text == "BAD":
+            raise RuntimeError("no such token")
+        return len(text)
+
+    class Silent(Echo):
+        async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+            return LLMResult(generations=[[Generation(text=prompt.upper())] for prompt in prompts])
+
+    with LanguageModel(Silent(), LLMSettings(concurrency=1), count_tokens=count) as llm:
+        with pytest.raises(LLMError, match="no such token"):
+            llm.generate(["bad"])
+        assert texts(llm.generate(["a"])) == ["A"]
+
+
 def test_an_attempt_has_an_end() -> None:
     echo = Echo(delay=30)
     with wrap(echo, timeout=0.05, attempts=2, backoff=0.01) as llm, pytest.raises(LLMError, match="in 2 attempts"):

@@ -126,12 +126,12 @@ class Calls:
         try:
             async with asyncio.timeout(self._timeout):
                 given = await self._client.call(list(requests.values()))
+            pairs = zip(requests.items(), given, strict=True)
+            answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
         except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
             fault = self._client.diagnose(error)
             await self._book({}, worst, worst if fault.charged else Use())
             return fault
-        pairs = zip(requests.items(), given, strict=True)
-        answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
         read = sum(answer.prompt_tokens for answer in answers.values())
         written = sum(answer.completion_tokens for answer in answers.values())
         self._stats.paid += len(answers)
