@@ -129,7 +129,7 @@ def greedy_set_cover(
 
     Args:
         coverage: (T, U); how well text u covers aspect t.
-        owner: (T,) ascending; the query that an aspect belongs to. One without aspects gets the lowest positions.
+        owner: (T,); the query that an aspect belongs to. One without aspects gets the lowest positions.
         row_of: (N,); the text of each candidate.
         excluded: for each of b queries the positions that it may not pick; at least k are left.
         k: picks per query.

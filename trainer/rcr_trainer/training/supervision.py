@@ -50,9 +50,9 @@ class Supervision:
     ) -> None:
         needs, have = structure_matrices(spec, [e.target for e in queries], [e.target for e in pool])
         if reachable:
-            total = np.asarray(have.sum(axis=0)).ravel()
-            left = np.stack([total - np.asarray(have[row].sum(axis=0)).ravel() for row in forbidden] or [total])
-            needs = sparse.csr_array(needs.multiply(left > 0)) if len(queries) else needs
+            total = have.sum(axis=0)
+            left = np.array([total - have[row].sum(axis=0) for row in forbidden]).reshape(needs.shape)
+            needs = sparse.csr_array(needs.multiply(left > 0))
             needs.eliminate_zeros()  # entries are counted
         self.needs, self.pool, self.forbidden = needs, have, list(forbidden)
 
