@@ -52,10 +52,9 @@ class SetBSRSelector(Baseline):
         starts = _starts(lengths)
         picked = np.empty((len(queries), k), dtype=np.int64)
         for block in row_blocks(len(queries), max(1, int(lengths.max())) * len(self.examples)):
-            tokens = slice(starts[block.start], starts[block.stop])
-            owner = np.repeat(np.arange(block.stop - block.start), lengths[block])
-            similarity = self._similarity(vectors[tokens])
-            picked[block] = greedy_set_cover(similarity, owner, self._row_of, excluded[block], k)
+            similarity = self._similarity(vectors[starts[block.start] : starts[block.stop]])
+            each = zip(np.split(similarity, np.cumsum(lengths[block])[:-1]), excluded[block], strict=True)
+            picked[block] = [greedy_set_cover(own, self._row_of, barred, k) for own, barred in each]
         return picked
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:

@@ -119,33 +119,29 @@ def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator
     return blocks(n_rows, n_columns, most or _BLOCK_ELEMENTS)
 
 
-def greedy_set_cover(
-    coverage: np.ndarray, owner: np.ndarray, row_of: np.ndarray, excluded: Sequence[np.ndarray], k: int
-) -> np.ndarray:
-    """Pick k candidates per query (b, k), each the one that adds most to the cover; ties go to the lowest position.
+def greedy_set_cover(coverage: np.ndarray, row_of: np.ndarray, barred: np.ndarray, k: int) -> np.ndarray:
+    """Pick k candidates for a query (k,), each the one that adds most to the cover; ties go to the lowest position.
 
     Once nothing adds anything, a new cover is begun with the candidates that are left. A smaller k gives the first k of
-    the same picks.
+    the same picks; a query without aspects gets the lowest positions.
 
     Args:
-        coverage: (T, U); how well text u covers aspect t.
-        owner: (T,); the query that an aspect belongs to. One without aspects gets the lowest positions.
+        coverage: (T, U); how well text u covers aspect t of the query.
         row_of: (N,); the text of each candidate.
-        excluded: for each of b queries the positions that it may not pick; at least k are left.
-        k: picks per query.
+        barred: the positions that may not be picked; at least k are left.
+        k: how many picks.
     """
-    positions = np.empty((len(excluded), k), dtype=np.int64)
-    for query, barred in enumerate(excluded):
-        own = np.rint(coverage[owner == query] / _GRID) * _GRID
-        alone = own.sum(axis=0)[row_of]  # what each candidate covers on its own; −inf: not to be picked
-        alone[barred] = -np.inf
-        covered = np.full(len(own), np.inf, dtype=own.dtype)
-        for t in range(k):
-            gain = np.maximum(own - covered[:, None], 0).sum(axis=0)[row_of]
-            gain[np.isneginf(alone)] = -np.inf
-            goes_on = gain.max() > 0
-            best = (gain if goes_on else alone).argmax()
-            by_pick = own[:, row_of[best]]
-            covered = np.maximum(covered, by_pick) if goes_on else by_pick
-            positions[query, t], alone[best] = best, -np.inf
+    coverage = np.rint(coverage / _GRID) * _GRID
+    alone = coverage.sum(axis=0)[row_of]  # what each candidate covers on its own; −inf: not to be picked
+    alone[barred] = -np.inf
+    positions = np.empty(k, dtype=np.int64)
+    covered = np.full(len(coverage), np.inf, dtype=coverage.dtype)
+    for t in range(k):
+        gain = np.maximum(coverage - covered[:, None], 0).sum(axis=0)[row_of]
+        gain[np.isneginf(alone)] = -np.inf
+        goes_on = gain.max() > 0
+        positions[t] = best = (gain if goes_on else alone).argmax()
+        alone[best] = -np.inf
+        by_pick = coverage[:, row_of[best]]
+        covered = np.maximum(covered, by_pick) if goes_on else by_pick
     return positions
