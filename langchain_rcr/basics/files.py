@@ -38,16 +38,12 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     Raises:
         InputError: the file can't be written.
     """
-    target = Path(os.path.realpath(path))
-    with _input_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _temporary(target, Path.touch) as temporary:
-            with temporary.open("wb") as file:
-                yield file
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(target)
-        _sync(target.parent)
+    with _replacing(path, Path.touch) as (target, temporary):
+        with temporary.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(target)
 
 
 def write_bytes(path: str | os.PathLike[str], content: bytes) -> None:
@@ -114,16 +110,12 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     Raises:
         InputError: `path` is a file, or nothing can be written there.
     """
-    target = Path(os.path.realpath(path))
-    if target.exists() and not target.is_dir():
+    if Path(path).exists() and not Path(path).is_dir():
         raise InputError(f"{path} is a file: a folder is to be written there")
-    with _input_errors(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with _temporary(target, Path.mkdir) as temporary:
-            yield temporary
-            _settle(temporary)
-            _put(temporary, target)
-        _sync(target.parent)
+    with _replacing(path, Path.mkdir) as (target, temporary):
+        yield temporary
+        _settle(temporary)
+        _put(temporary, target)
 
 
 def _beside(target: Path) -> Path:
@@ -131,26 +123,34 @@ def _beside(target: Path) -> Path:
 
 
 @contextmanager
-def _temporary(target: Path, make: Callable[[Path], None]) -> Iterator[Path]:
-    """A new file or folder beside the target, locked and in the end removed if it is still there."""
-    remove_abandoned(target)
-    lock = None
-    while True:
-        path = _beside(target)
-        make(path)
-        # Before it was locked, another process may have removed it as abandoned.
-        with suppress(FileNotFoundError, BlockingIOError):
-            lock = _lock(path)
-            if lock is None or path.exists():
-                break
-            os.close(lock)
+def _replacing(path: str | os.PathLike[str], make: Callable[[Path], None]) -> Iterator[tuple[Path, Path]]:
+    """What a path stands for, and a new file or folder beside it, locked and in the end removed if it is still there.
+
+    Errors of the file system become an `InputError` that names the user's path, not the temporary one.
+    """
+    target, lock = Path(os.path.realpath(path)), None
     try:
-        yield path
+        target.parent.mkdir(parents=True, exist_ok=True)
         remove_abandoned(target)
-    finally:
-        _remove(path)
-        if lock is not None:
-            os.close(lock)
+        while True:
+            temporary = _beside(target)
+            make(temporary)
+            # Before it was locked, another process may have removed it as abandoned.
+            with suppress(FileNotFoundError, BlockingIOError):
+                lock = _lock(temporary)
+                if lock is None or temporary.exists():
+                    break
+                os.close(lock)
+        try:
+            yield target, temporary
+            remove_abandoned(target)
+        finally:
+            _remove(temporary)
+            if lock is not None:
+                os.close(lock)
+        _sync(target.parent)
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"{target} can't be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def remove_abandoned(target: Path) -> None:
@@ -194,15 +194,6 @@ def _remove(path: Path) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         path.unlink(missing_ok=True)
-
-
-@contextmanager
-def _input_errors(target: Path) -> Iterator[None]:
-    """Turn errors of the file system into an `InputError` that names the user's path, not the temporary one."""
-    try:
-        yield
-    except (OSError, SafetensorError) as error:
-        raise InputError(f"{target} can't be written: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _settle(folder: Path) -> None:
