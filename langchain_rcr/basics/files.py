@@ -220,17 +220,15 @@ def _put(new: Path, target: Path) -> None:
     """Rename `new` to `target`; afterwards `new` is gone or is the old folder."""
     if not target.exists():
         new.replace(target)
-        return
-    if _exchange(new, target):
-        return
-    old = _beside(target)
-    target.replace(old)
-    try:
-        new.replace(target)
-    except OSError:
-        old.replace(target)
-        raise
-    shutil.rmtree(old, ignore_errors=True)
+    elif not _exchange(new, target):
+        old = _beside(target)
+        target.replace(old)
+        try:
+            new.replace(target)
+        except OSError:
+            old.replace(target)
+            raise
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _exchange(one: Path, other: Path) -> bool:
