@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
@@ -198,8 +198,7 @@ class _Process:
     def __init__(self, settings: Mapping[str, Any]) -> None:
         self.backend: tuple[int, float] | None = None
         self._settings = settings
-        tag = secrets.token_hex(8)
-        self._read = reader(tag)
+        self._tag = secrets.token_hex(8)
         kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
         self._process = subprocess.Popen(  # noqa: S603 — our own file
             [sys.executable, "-I", "-S", str(_WORKER)],
@@ -212,7 +211,7 @@ class _Process:
         )
         self.close = weakref.finalize(self, _end, self._process)
         # The address may hold a password: it isn't passed as an argument, which everybody can see.
-        self._send({**settings, "tag": tag})
+        self._send({**settings, "tag": self._tag})
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -245,7 +244,7 @@ class _Process:
             return {"ended": True, "refused": f"longer than {self._settings['timeout_s']:g} s"}
         except EOFError:
             return {"ended": True, "refused": "its process failed"}
-        return self._read(str(body, "utf-8"), attached)
+        return received(str(body, "utf-8"), attached, self._tag)
 
     def _bytes(self, count: int, deadline: float) -> memoryview:
         """So many bytes of what the process writes; it raises TimeoutError or EOFError."""
@@ -279,32 +278,28 @@ _MADE: dict[str, Any] = {
 """Makes values that JSON doesn't have."""
 
 
-def reader(tag: str) -> Callable[[str, memoryview], dict[str, Any]]:
-    """A function that reads a message of the other process, and what is attached.
+def received(message: str, attached: memoryview, tag: str) -> dict[str, Any]:
+    """A message of the other process, with what is attached.
 
     `tag` marks objects in place of what JSON doesn't have, or of what is attached, by its length, in order.
     """
+    at = 0
 
-    def read(message: str, attached: memoryview) -> dict[str, Any]:
-        at = 0
+    def value(found: dict[str, Any]) -> Any:
+        nonlocal at
+        if tag not in found:
+            return found
+        kind, given = found[tag]
+        if kind in ("blob", "text"):
+            at += given
+            large = attached[at - given : at]
+            return str(large, "utf-8", "surrogatepass") if kind == "text" else bytes(large)
+        return _MADE[kind](given)
 
-        def value(found: dict[str, Any]) -> Any:
-            nonlocal at
-            if tag not in found:
-                return found
-            kind, given = found[tag]
-            if kind in ("blob", "text"):
-                at += given
-                large = attached[at - given : at]
-                return str(large, "utf-8", "surrogatepass") if kind == "text" else bytes(large)
-            return _MADE[kind](given)
-
-        try:
-            return cast("dict[str, Any]", json.loads(message, object_hook=value))
-        except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
-            return {"refused": f"a value that can't be read: {error}"}
-
-    return read
+    try:
+        return cast("dict[str, Any]", json.loads(message, object_hook=value))
+    except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
+        return {"refused": f"a value that can't be read: {error}"}
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

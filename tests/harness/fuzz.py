@@ -45,7 +45,7 @@ from toys import lexical, reseal
 from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database
 from langchain_rcr.chains.answers import program_of
 from langchain_rcr.databases import worker as query_worker
-from langchain_rcr.databases.database import Database, reader
+from langchain_rcr.databases.database import Database, received
 from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.families import encoder, pooled
@@ -276,7 +276,7 @@ def over_the_wire(rows: list[Any]) -> list[Any] | None:
         line, attached = query_worker.table([rows], "tag", 10, 1 << 23)
     except (RecursionError, ValueError):  # it refuses these
         return None
-    reply = reader("tag")(f'{{"rows":[{line}]}}', memoryview(b"".join(attached)))
+    reply = received(f'{{"rows":[{line}]}}', memoryview(b"".join(attached)), "tag")
     return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
 
 
