@@ -263,10 +263,10 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
                 question.error = output if isinstance(output, Exception) else None
             return [(question, output) for question, output in done if question.error is None]
 
-        questions = [self._question(*each, options) for each in zip(inputs, configs, strict=True)]
+        questions = [self._question(*each) for each in zip(inputs, configs, strict=True)]
         going = [question for question in questions if question.error is None]
         for _ in range(self.drafts + 1):
-            going = await self._answered(await self._prompted(await self._pick(going, call), call), call)
+            going = await self._answered(await self._prompted(await self._pick(going, call, options), call), call)
         return [question.error or question.parsed for question in questions]
 
     async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
@@ -297,25 +297,24 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             asked = again
         return done
 
-    def _question(self, given: Any, config: RunnableConfig, options: dict[str, Any]) -> _Question:
+    def _question(self, given: Any, config: RunnableConfig) -> _Question:
         """A question, or what is wrong with it."""
         question = _Question(config)
         try:
             question.variables = question.query = self._variables(given)
             if isinstance(self.retriever, Runnable):
                 question.query = " ".join(question.variables[key] for key in self._input_keys())
-            question.options = options
             ours = innermost(self.retriever)
             # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
             if isinstance(ours, SequentialCompositionalRetriever):
                 group = ours.picks_within
-                added = ours.options_for(question.variables) if not group or group in question.variables else {}
-                question.options = {**options, **added}
+                if not group or group in question.variables:
+                    question.options = ours.options_for(question.variables)
         except InputError as error:
             question.error = error
         return question
 
-    async def _pick(self, questions: list[_Question], call: _Call) -> list[_Question]:
+    async def _pick(self, questions: list[_Question], call: _Call, options: Mapping[str, Any]) -> list[_Question]:
         """Pick examples; the questions that come back have others than before."""
         picker = self.retriever
         if not isinstance(picker, Runnable):
@@ -331,9 +330,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         going = []
         for batch in batches.values():
             drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}
-            options = {**batch[0].options, **({"drafts": drafts} if drafts else {})}
-            bound, left = _own_options_bound(picker, options)
-            for question, picks in await call(bound, [(question, question.query) for question in batch], **left):
+            told = _told(picker, {**batch[0].options, **({"drafts": drafts} if drafts else {})})
+            for question, picks in await call(told, [(question, question.query) for question in batch], **options):
                 try:
                     question.picks = _checked(picks)
                 except InputError as error:
@@ -388,7 +386,7 @@ class _Question:
     config: RunnableConfig
     variables: dict[str, Any] = field(default_factory=dict)
     query: Any = None  # for the retriever: a text, or the variables if it is a plain selector
-    options: dict[str, Any] = field(default_factory=dict)  # for the retriever
+    options: dict[str, Any] = field(default_factory=dict)  # for the retriever, beside those of the call
     picks: tuple[Document | dict[str, Any], ...] = ()
     prompt: Any = None
     failures: list[tuple[str, str]] = field(default_factory=list)  # answers to it that are no programs, and why
@@ -403,17 +401,13 @@ _Call = Callable[..., Awaitable[_Pairs]]
 """Calls a runnable for questions, each with an input."""
 
 
-def _own_options_bound(picker: Any, options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The retriever and the options of its call; of fallbacks, only ours are bound to the options that a chain adds."""
-    if not isinstance(picker, RunnableWithFallbacks):
-        return picker, dict(options)
-    own = {name: options[name] for name in ("of_variables", "drafts") if name in options}
-
-    def bound(one: Any) -> Any:
-        return one.bind(**own) if isinstance(innermost(one), SequentialCompositionalRetriever) else one
-
-    parts = {"runnable": bound(picker.runnable), "fallbacks": [bound(each) for each in picker.fallbacks]}
-    return picker.model_copy(update=parts), {name: value for name, value in options.items() if name not in own}
+def _told(picker: Any, options: Mapping[str, Any]) -> Any:
+    """The retriever with the options that a chain adds, which only ours understand, of fallbacks too."""
+    if isinstance(picker, RunnableWithFallbacks):
+        fallbacks = [_told(each, options) for each in picker.fallbacks]
+        return picker.model_copy(update={"runnable": _told(picker.runnable, options), "fallbacks": fallbacks})
+    ours = options and isinstance(innermost(picker), SequentialCompositionalRetriever)
+    return picker.bind(**options) if ours else picker
 
 
 def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
