@@ -247,14 +247,10 @@ class _SFT:
     def _states(self, batch: Batch) -> Tensor:
         """State vectors (S, D) of those prefixes of the batch's sequences that take part (Eq. 4)."""
         start = self.model.state().start(self._once(self.model.query, self.query_features, batch.queries))
-        shape, before = batch.picked.shape, np.flatnonzero(batch.before)
-        contexts = torch.zeros(batch.picked.size, self.model.dim, device=self.device)
-        if len(before):
-            vectors = self._once(self.model.context, self.contexts, batch.picked.ravel()[before])
-            contexts = contexts.index_copy(0, self._tensor(before), vectors)
-        every = states(start, contexts.view(*shape, self.model.dim))
-        row, step = map(self._tensor, batch.steps.nonzero())
-        return every[row, step]
+        contexts, of = torch.zeros(*batch.picked.shape, self.model.dim, device=self.device), batch.before.nonzero()
+        if len(of[0]):
+            contexts[*map(self._tensor, of)] = self._once(self.model.context, self.contexts, batch.picked[of])
+        return states(start, contexts)[*map(self._tensor, batch.steps.nonzero())]
 
     def _once(self, encoder: Encoder, features: Features, rows: IntArray) -> Tensor:
         """Vectors (n, D) of rows (n,), which may repeat: of Algorithm 1's picks, say, a few are most queries' first."""
