@@ -80,7 +80,7 @@ def test_every_command_has_an_example_that_parses(capsys, command):
     example = out[out.index("example: ") :].removeprefix("example: ").split()
     assert example[: 1 + len(command)] == ["rcr-train", *command]
     given = cli.build_parser(example[1:]).parse_args(example[1:])
-    assert given.name == command[-1]
+    assert given.prog == " ".join(["rcr-train", *command])
 
 
 def test_help_of_run_derives_from_the_fields(capsys):

@@ -91,8 +91,7 @@ def _run(given: argparse.Namespace) -> None:
     if given.dry_run:
         with logged():
             lines = [] if number("RANK") else plan(config, pipeline.load_checked(config)[1])
-        for line in lines:
-            show(line)
+        show(*lines)
         return
     with logged():
         run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite)
@@ -108,9 +107,7 @@ def _show_report(folder: Path) -> None:
     from rcr_trainer.evaluation.table import table
 
     report = EvaluationReport.read(folder)
-    for line in table(report):
-        show(line)
-    show(f"\n{textwrap.fill(report.advice, _WIDTH, break_on_hyphens=False)}\n")
+    show(*table(report), f"\n{textwrap.fill(report.advice, _WIDTH, break_on_hyphens=False)}\n")
 
 
 def _evaluate(given: argparse.Namespace) -> None:
@@ -136,8 +133,7 @@ def _learn(given: argparse.Namespace) -> None:
     questions = {digest(source): source for source in sources}
     with logged():
         change = learn(given.log, given.served, given.out, questions=questions, seed=given.seed, trust=given.trust)
-    show(told(change))
-    show(f"written: {given.out}")
+    show(told(change), f"written: {given.out}")
 
 
 # ---------------------------------------------------------------- the parser

@@ -14,10 +14,6 @@ from typing import Any, NoReturn
 from rcr_trainer.llm.redaction import shown
 
 PROG = "rcr-train"
-_SETTING = "setting:"
-"""Prefix of the argparse destinations that are settings: "setting:sft.epochs"."""
-
-
 USUAL = {
     *("name", "data.task", "data.train", "data.test", "data.source_key", "data.target_key", "data.group"),
     *("program.language", "model.family", "grpo.enabled", "grpo.epochs", "reward.names"),
@@ -62,7 +58,7 @@ def command(
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=about, epilog=example, allow_abbrev=False
     )
-    parser.set_defaults(command=function, name=name, prog=parser.prog, settings={})
+    parser.set_defaults(command=function, prog=parser.prog, settings={})
     return parser
 
 
@@ -87,7 +83,6 @@ def add_settings(
             group.add_argument(
                 f"--{setting.path}",
                 *short.get(setting.path, []),
-                dest=_SETTING + setting.path,
                 default=argparse.SUPPRESS,
                 metavar=setting.kind,
                 help=told if setting.path in seen else argparse.SUPPRESS,
@@ -97,15 +92,16 @@ def add_settings(
 
 def flags(given: argparse.Namespace) -> dict[str, str]:
     """The settings given as flags: dotted path → text."""
-    return {name.removeprefix(_SETTING): value for name, value in vars(given).items() if name.startswith(_SETTING)}
+    return {path: text for path, text in vars(given).items() if path in given.settings}
 
 
 # ---------------------------------------------------------------- output
 
 
-def show(line: str) -> None:
-    """Write a line of results to stdout."""
-    sys.stdout.write(f"{shown(line)}\n")
+def show(*lines: str) -> None:
+    """Write lines of results to stdout."""
+    for line in lines:
+        sys.stdout.write(f"{shown(line)}\n")
 
 
 def say(line: str) -> None:

@@ -44,8 +44,7 @@ def _show(check: FileCheck) -> None:
     show(f"{check.report.path}: {check.report.rows:,} rows, {len(check.examples):,} examples{between}")
     for finding in check.findings:
         show(f"{'!' if finding.fix else ' '} {finding.text}")
-        for place in finding.places[:SHOWN]:
-            show(f"      {place}")
+        show(*(f"      {place}" for place in finding.places[:SHOWN]))
         if len(finding.places) > SHOWN:
             show(f"      … and {len(finding.places) - SHOWN:,} more")
 
@@ -113,8 +112,7 @@ def spider(given: argparse.Namespace) -> None:
     """Turn Spider's questions into a split folder, and say what is missing."""
     databases = given.databases or given.folder / "database"
     split = spider_split(given.folder, given.split, databases, given.samples)
-    for reason, count in split.meta["left_out"].items():
-        show(f"{count} questions left out: {reason}.")
+    show(*(f"{count} questions left out: {reason}." for reason, count in split.meta["left_out"].items()))
     for what in ("missing_databases", "empty_tables"):
         if split.meta[what]:
             show(f"{what.replace('_', ' ')}: {', '.join(split.meta[what])}")

@@ -121,7 +121,8 @@ class Diagnosis:
         # openai 2 raises a connection error from whatever its HTTP client raises.
         error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
         said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
-        if status := _status(error):
+        status = getattr(error, "status_code", None)  # a response of 200 is attached to errors in reading it
+        if isinstance(status, int) and status >= 300:
             return self._by_status(error, status, said)
         names = {cls.__name__ for cls in type(error).__mro__}
         if names & _TIMEOUTS:
@@ -138,7 +139,7 @@ class Diagnosis:
         return Fault("stop", "error", stopped)
 
     def _by_status(self, error: Exception, status: int, said: str) -> Fault:
-        codes, headers = _codes(error), _headers(error)
+        codes, headers = _codes(error), getattr(getattr(error, "response", None), "headers", {})
         if not codes.isdisjoint(_FILTERED):
             return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
         which: int | str = status if status in _STOPS else "other"
@@ -188,17 +189,6 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _status(error: Exception) -> int:
-    """The status of an error response; a response of 200 is attached to errors in reading it."""
-    status = getattr(error, "status_code", None)
-    return status if isinstance(status, int) and status >= 300 else 0
-
-
-def _headers(error: Exception) -> Mapping[str, str]:
-    headers = getattr(getattr(error, "response", None), "headers", None)
-    return headers if isinstance(headers, Mapping) else {}
 
 
 def _codes(error: Exception) -> frozenset[str]:
