@@ -53,20 +53,12 @@ class Setting:
     """A setting as help texts and fresh files show it."""
 
     path: str  # dotted: "sft.epochs"; without a dot at the top level
+    section: str  # empty at the top level
+    name: str  # without the section
     description: str  # with the meanings of choices and, where the default depends on the family, of null
     kind: str  # {one,other}, INT, FLOAT, BOOL, PATH, LIST, MAPPING or TEXT
     default: Any  # None where it depends on the family
     families: Mapping[str, Any]  # family → its default, where it depends on the family
-
-    @property
-    def section(self) -> str:
-        """Empty at the top level."""
-        return self.path.rpartition(".")[0]
-
-    @property
-    def name(self) -> str:
-        """Without the section."""
-        return self.path.rpartition(".")[2]
 
 
 @cache
@@ -111,7 +103,8 @@ def _setting(path: str, common: FieldInfo | None, models: Mapping[Family, type[B
         text += f" {explained}."
     if defaults:
         text += f" null: by family, {', '.join(f'{family} {plain(value)}' for family, value in defaults.items())}."
-    return Setting(path, text, kind, None if defaults else info.get_default(call_default_factory=True), defaults)
+    default = None if defaults else info.get_default(call_default_factory=True)
+    return Setting(path, section, name, text, kind, default, defaults)
 
 
 def section_title(section: str) -> str:
