@@ -196,7 +196,11 @@ class FaissTable(Table):
         Keys and scores (B, width), best first; −1 and any score where there are fewer.
         """
         with self._shared.entered() as index:
-            selector = self._selector(index)
+            selector = None
+            if self._allowed is not None:
+                selector = faiss.IDSelectorBitmap(np.packbits(self._allowed, bitorder="little"))
+            elif index.ntotal > len(self):
+                selector = faiss.IDSelectorRange(0, len(self))
             if isinstance(index, faiss.IndexHNSW) and not everything:
                 ef = max(self._options.ef_search, width)
                 params = faiss.SearchParametersHNSW(sel=selector, efSearch=ef)
@@ -210,11 +214,6 @@ class FaissTable(Table):
             searched = _in_full(index) if everything else index
             scores, keys = searched.search(states, width, params=params)
         return keys, scores
-
-    def _selector(self, index: Any) -> Any:
-        if self._allowed is not None:
-            return faiss.IDSelectorBitmap(np.packbits(self._allowed, bitorder="little"))
-        return faiss.IDSelectorRange(0, len(self)) if index.ntotal > len(self) else None
 
 
 class _Shared:

@@ -190,12 +190,10 @@ def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n
     """
     if k < 1:
         raise InputError(f"k is {k}; it must be at least 1")
-    if exclude is None:
-        excluded = [np.empty(0, dtype=np.int64)] * n_queries
-    else:
-        excluded = [np.unique(np.fromiter(entry, dtype=np.int64, count=len(entry))) for entry in exclude]
-    if len(excluded) != n_queries:
-        raise InputError(f"exclude has {len(excluded)} entries for {n_queries} queries")
+    exclude = [()] * n_queries if exclude is None else exclude
+    if len(exclude) != n_queries:
+        raise InputError(f"exclude has {len(exclude)} entries for {n_queries} queries")
+    excluded = [np.unique(np.fromiter(entry, dtype=np.int64, count=len(entry))) for entry in exclude]
     for query, entry in enumerate(excluded):
         if entry.size and not (entry[0] >= 0 and entry[-1] < n_pool):
             raise InputError(f"exclude[{query}] names a position outside the pool of {n_pool}")

@@ -84,12 +84,14 @@ class ExamplePool:
         pool._append(examples, ids)
         return pool
 
-    def filled(
-        self, ids: Sequence[str], examples: Sequence[dict[str, Any]], where: Callable[[int], str]
-    ) -> ExamplePool:
-        """A pool with the keys of this one that holds these examples themselves; `where` names one in an error."""
+    def filled(self, examples: Mapping[str, dict[str, Any]], where: Callable[[int], str]) -> ExamplePool:
+        """A pool with the keys of this one that holds these examples themselves, by id.
+
+        `where` names the one that an error is about by its position.
+        """
         pool = self._copy()
-        pool.ids, pool.examples, pool._items = tuple(ids), tuple(examples), self._read(examples, where)
+        pool.ids, pool.examples = tuple(examples), tuple(examples.values())
+        pool._items = self._read(pool.examples, where)
         return pool
 
     def only(self, positions: Sequence[int], spec: ProgramSpec | None = None) -> ExamplePool:

@@ -144,17 +144,16 @@ def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target
     def where(at: int) -> str:
         return f"{path}, line {numbers[at]}"
 
-    ids: dict[str, None] = {}
-    examples: list[dict[str, Any]] = []
+    examples: dict[str, dict[str, Any]] = {}
     for at, row in enumerate(_rows([lines[number - 1] for number in numbers], where)):
         example_id = row.pop("id", None)
         if example_id is None:
             example_id = random_ids(1)[0]
-        if not isinstance(example_id, str) or example_id in ids:
+        if not isinstance(example_id, str) or example_id in examples:
             raise PoolError(f"{where(at)}: the id {example_id!r} is not a string or not the only one of its kind")
-        ids[example_id] = None
-        examples.append(row["example"] if row.keys() == {"example"} and isinstance(row["example"], dict) else row)
-    return ExamplePool(source_key=source_key, target_key=target_key).filled([*ids], examples, where)
+        nested = row.keys() == {"example"} and isinstance(row["example"], dict)
+        examples[example_id] = row["example"] if nested else row
+    return ExamplePool(source_key=source_key, target_key=target_key).filled(examples, where)
 
 
 def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
