@@ -212,8 +212,6 @@ def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
     Raises:
         PoolError: one is; the message names it.
     """
-    if not taken and len({*ids}) == len(ids):
-        return
     seen = set(taken)
     for one in ids:
         if one in seen:

@@ -113,11 +113,10 @@ def keys_of(
     questions = (source_key,) if isinstance(source_key, str) else source_key or ()
     if target_key is None:
         others = [name for name in fields if name not in questions]
-        shown = [name for name in example_keys or () if name in others]
         if "target" in others or not others:
-            target_key = "target"
-        else:
-            target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
+            others = ["target"]
+        shown = [name for name in example_keys or () if name in others]
+        target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
     if source_key is None or target_key is None:
         has = ", ".join(map(repr, fields))
         lacking = next((name for name in questions if name not in fields), None)
