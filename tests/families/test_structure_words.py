@@ -80,7 +80,7 @@ def test_what_words_count_for_by_hand(monkeypatch):
     needs[0, -WORDS:].sum().backward()
     assert query.wording.grad.item() == pytest.approx(5)
     np.testing.assert_array_equal(query(features.select(np.array([2, 0]))).detach(), needs.detach()[[2, 0]])
-    assert not query(replace(features, words=None))[:, -WORDS:].any()
+    assert not query(replace(features, words=np.zeros_like(features.words)))[:, -WORDS:].any()
 
 
 def test_homes_are_unit_vectors_of_negative_numbers():

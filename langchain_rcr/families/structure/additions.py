@@ -88,11 +88,6 @@ class Joined:
         added = views if self.added is None else self.added.followed_by(views)
         return Joined(self.landmarks, inverse, dual, self.mean, added)
 
-    def without(self, targets: _Floats, columns: slice) -> _Floats:
-        """(M + A, c) what is predicted of `targets` for each landmark without it: y − α / G_ii (`without_folds`)."""
-        found: _Floats = targets - self.dual[:, columns] / np.diag(self.inverse)[:, None]
-        return found
-
 
 class NewLabels:
     """Who needs a label that came in after training, by column; fitted when made.
@@ -107,7 +102,8 @@ class NewLabels:
     def __init__(self, joined: Joined, targets: _Floats, questions: Sequence[str], vocabulary: NgramVocabulary) -> None:
         trained = len(joined.dual) - len(targets)
         every = np.concatenate([np.zeros((trained, SPARE), dtype=np.float32), targets])
-        without = joined.without(every, slice(-SPARE, None))
+        # What is predicted for each landmark without it: y − α / G_ii (`without_folds`).
+        without = every - joined.dual[:, -SPARE:] / np.diag(joined.inverse)[:, None]
         chances = [_threshold(of[has == 0], of[has > 0]) for of, has in zip(without.T, every.T, strict=True)]
         self.chance = np.clip(np.array(chances, dtype=np.float32), 0, 0.9)
         # Phrases of the questions that need one: what others say is no reason.

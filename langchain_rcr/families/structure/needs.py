@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
 from typing import Any, ClassVar, Self, TypeAlias
@@ -66,32 +66,31 @@ class Needs:
     Args:
         likeness: (N, M) how like each is to each of M training questions.
         local: (N, C) what its phrases say of each column of `Inventory.small`.
+        words: (N, WORDS) 1 in the columns of the question's words.
+        homes: (N, HOMES) see `home_rows`; (N, 0) where there are no columns of homes.
+        vectors: (N, d) frozen vectors; d = 0: there are none.
         raw: (N, D) likelihoods that take the place of those predicted by the landmarks alone: for training questions
             without their folds, as those of a held-out question are; for others with added questions as landmarks.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
-        words: (N, WORDS) 1 in the columns of the question's words.
-        homes: (N, HOMES) see `home_rows`.
-        vectors: (N, d) frozen vectors; d = 0: there are none.
     """
 
     likeness: NDArray[np.float32]
     local: NDArray[np.float32]
+    words: NDArray[np.float32]
+    homes: NDArray[np.float32]
+    vectors: NDArray[np.float32]
     raw: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
     new: NDArray[np.float32] | None = None
-    words: NDArray[np.float32] | None = None
-    vectors: NDArray[np.float32] | None = None
-    homes: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
 
     def select(self, rows: NDArray[np.int64]) -> Needs:
         """The features of some rows, in that order."""
-        others = (self.raw, self.shift, self.new, self.words, self.vectors, self.homes)
-        first = self.likeness[rows], self.local[rows]
-        return Needs(*first, *(None if array is None else array[rows] for array in others))
+        arrays = {field.name: getattr(self, field.name) for field in fields(self)}
+        return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
 
 
 class NumpyNeedEncoder(BaseEncoder):
@@ -212,7 +211,7 @@ class NumpyNeedEncoder(BaseEncoder):
         dual = np.zeros((len(items), len(self.inventory)), dtype=np.float32)
         self.put({"dual": dual, "rarity": rarity([item.source for item in items])})
         self.descriptions = Descriptions()
-        rest = self._unknown(self.additions.items) if self.additions else []
+        rest = self._unknown(self._known)
         self.additions, self._grown, self._calibrated = Additions(rest) if rest else None, None, None
         self.added = self.views(rest)
 
@@ -239,8 +238,8 @@ class NumpyNeedEncoder(BaseEncoder):
     @property
     def stale(self) -> bool:
         """See `BaseEncoder.stale`."""
-        added, enough = self.additions.items if self.additions else (), min(MOST, STALE * len(self.learnt))
-        return 0 < enough <= len(added) and int(self.unseen(self._names(added)).sum()) >= enough
+        enough = min(MOST, STALE * len(self.learnt))
+        return 0 < enough <= len(self._known) and int(self.unseen(self._names(self._known)).sum()) >= enough
 
     def keep_preferences(self, other: NumpyNeedEncoder) -> None:
         """Take over what the race or GRPO made of γ, ε, ω and the weights by size, whatever the structures are."""
@@ -265,7 +264,7 @@ class NumpyNeedEncoder(BaseEncoder):
         """Likeness to the landmarks, what phrases say of the small structures, new labels, the home, and the words."""
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
-        homes = np.asarray(home_rows([item.home for item in items])) if self.homes else None
+        homes = np.asarray(home_rows([item.home for item in items]))[:, : self.homes]
         grown, raw, new = self._with_additions(), None, None
         if grown is None:
             likeness = self.landmarks.likeness(views)
@@ -280,7 +279,7 @@ class NumpyNeedEncoder(BaseEncoder):
             likeness = every[:, : len(self.dual)]
         if raw is not None and self.descriptions.pairs:
             raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
-        return Needs(likeness, local, raw=raw, new=new, words=words, vectors=views.vectors, homes=homes)
+        return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new)
 
     def relevance(self, features: Needs) -> NDArray[np.float64]:
         """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.
@@ -292,7 +291,7 @@ class NumpyNeedEncoder(BaseEncoder):
             among = known.vectors @ known.vectors.T if known.vectors.shape[1] else known.likeness(known)
             self._calibrated = np.sort(nearest_held_out(among, self.learnt[: len(among), 1]))
         near = features.likeness
-        if features.vectors is not None and features.vectors.shape[1]:
+        if features.vectors.shape[1]:
             every = np.concatenate([part.vectors for part in (self.landmarks, self.added)])
             near = features.vectors @ every.T
         found: NDArray[np.float64] = np.searchsorted(self._calibrated, near.max(axis=1, initial=-1), side="right")
@@ -310,8 +309,7 @@ class NumpyNeedEncoder(BaseEncoder):
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
         """See `BaseEncoder.grow`: what an added question needs is known from now on, and who needs a new label."""
         with _GROWING:
-            known = dict.fromkeys(self.additions.items if self.additions else ())
-            room = MOST - len(known)
+            known, room = set(self._known), MOST - len(self._known)
             if room <= 0:
                 return
             items = [item._replace(home="") for item in items]
@@ -322,9 +320,14 @@ class NumpyNeedEncoder(BaseEncoder):
                 views = self.views(new)
                 self._grown = self._joined(self._with_additions(), views, new)
                 self.added = self.added.followed_by(views)
-                self.additions = Additions([*known, *new])
+                self.additions = Additions([*self._known, *new])
             if len(new) == room and not labels_only:
                 logger.warning("%d examples were added since the fit: further ones teach nothing until refit()", MOST)
+
+    @property
+    def _known(self) -> tuple[Item, ...]:
+        """The examples that were taken in after training."""
+        return self.additions.items if self.additions else ()
 
     def _unknown(self, items: Sequence[Item]) -> list[Item]:
         """Of these examples those that are no landmarks and have a structure or a label."""
@@ -342,19 +345,15 @@ class NumpyNeedEncoder(BaseEncoder):
     def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
         """With further added examples."""
         targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
-        questions = [item.source for item in new]
         if grown is None:
             kept = self.tensors()
-            dual, mean = kept["dual"], kept["mean"]
-            inverse = self.landmarks.inverse().astype(np.float32)
-            joined = Joined(self.landmarks, inverse, np.pad(dual, ((0, 0), (0, SPARE))), np.pad(mean, (0, SPARE)))
+            padded = np.pad(kept["dual"], ((0, 0), (0, SPARE))), np.pad(kept["mean"], (0, SPARE))
+            joined = Joined(self.landmarks, self.landmarks.inverse().astype(np.float32), *padded).joined(views, targets)
         else:
             joined, _, before = grown
-            targets = np.concatenate([before, targets])
-            known = self.additions.items if self.additions else ()
-            questions = [*(item.source for item in known), *questions]
-        joined = joined.joined(views, targets[-len(new) :])
-        spare = targets[:, -SPARE:]
+            joined = joined.joined(views, targets)
+            new, targets = [*self._known, *new], np.concatenate([before, targets])
+        spare, questions = targets[:, -SPARE:], [item.source for item in new]
         return joined, NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None, targets
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
@@ -428,20 +427,16 @@ class NumpyNeedEncoder(BaseEncoder):
         xp = self.xp
         needs = xp.concatenate([self.valued(self.likelihoods(features)), self._of_new(features)], 1)
         whole = FULL_LENGTH * norms(xp.clip(needs, 0, None))
-        homes, words = self._none(features, self.homes), self._none(features, WORDS)
-        if features.homes is not None:
-            homes = xp.exp(self.homing) * whole * self.given(features.homes)
-        if features.words is not None:
-            rare = self.given(features.words) * self.rarity
-            words = xp.exp(self.wording) * whole * rare / xp.clip(rare.sum(1), LEAST, None)[:, None]
+        homes = self.given(features.homes)
+        if self.homes:
+            homes = xp.exp(self.homing) * whole * homes
+        rare = self.given(features.words) * self.rarity
+        words = xp.exp(self.wording) * whole * rare / xp.clip(rare.sum(1), LEAST, None)[:, None]
         return xp.concatenate([needs, homes, words], 1)
 
     def _of_new(self, features: Needs) -> Any:
         """(N, SPARE) what new labels are worth: each the most that any label is."""
         if features.new is None:
-            return self._none(features, SPARE)
+            return self.given(np.zeros((len(features), SPARE), dtype=np.float32))
         most = self.xp.exp(self.worth.max() + self.by_size[0]) * NEW_LABEL
         return self.scale * most / MARKS * self._each(self.given(features.new))
-
-    def _none(self, features: Needs, columns: int) -> Any:
-        return self.given(np.zeros((len(features), columns), dtype=np.float32))
