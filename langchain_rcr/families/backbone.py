@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -141,9 +141,7 @@ class RememberingBackbone:
         fresh = [text for text in dict.fromkeys(texts) if (role, text) not in self._known]
         for text, vector in zip(fresh, self._backbone.embed(fresh, queries=queries), strict=True):
             self._known[role, text] = vector
-        if not texts:
-            return np.empty((0, self.dim), dtype=np.float32)
-        return np.stack([self._known[role, text] for text in texts])
+        return np.array([self._known[role, text] for text in texts], dtype=np.float32).reshape(-1, self.dim)
 
     def _read(self, texts: Sequence[str]) -> Read:
         fresh = [text for text in dict.fromkeys(texts) if text not in self._tokens]
@@ -213,41 +211,40 @@ def load_backbone(
     torch: bool | None = None,
 ) -> Backbone:
     """Load the backbone of a checkpoint, if it is the one trained over; see `TriEncoder.from_pretrained`, `_opened`."""
-    file = folder / "backbone.json"
-    value = read_json(file, ("kind", "dim", "probe"))
+    value = read_json(folder / "backbone.json", ("kind", "dim", "probe"))
     if embeddings is not None:
         backbone: Backbone = LangChainBackbone(embeddings)
         probe = _probe(backbone)
-    elif value["kind"] == "langchain":
-        raise CheckpointError(f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…")
-    elif value["kind"] == "static":
-        length = read_json(file, ("max_length",))["max_length"]
-        with refusing(f"{folder}", CheckpointError):
-            backbone = StaticBackbone.load(folder, max_length=int(length))
-        probe = _probe(backbone)
-    elif value["kind"] not in ("transformer", "onnx"):
-        raise CheckpointError(f"{file}: unknown kind of embeddings '{value['kind']}'")
     else:
-        value = read_json(file, ("dim", "probe", "base", "pooling", "max_length"))
-        base = str(value["base"])
-        inside = base == INSIDE
-        if inside:
-            base = str(folder / "backbone")
-        elif not base.startswith("package:") and not (trust is True or (trust and base in trust)):
-            raise CheckpointError(
-                f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
-                "loads it, from the Hugging Face hub or from that folder"
-            )
         with refusing(f"{folder}", CheckpointError):
-            length = int(value["max_length"])
-            torch = False if value["kind"] == "onnx" else torch
-            backbone = _opened(base, torch, pooling=value["pooling"], max_length=length, saved=inside)
+            backbone = _stored(folder, value, trust, torch)
             probe = _probe(backbone)
     if backbone.dim != value["dim"] or not _matches(probe, value["probe"], 4 if value["kind"] == "onnx" else 1):
         raise CheckpointError(
             f"{folder} was trained over another embedding model than the one given: its vectors differ"
         )
     return backbone
+
+
+def _stored(folder: Path, value: Mapping[str, Any], trust: bool | Collection[str], torch: bool | None) -> Backbone:
+    """The backbone that the `value` of a checkpoint's backbone.json names or that is stored beside it."""
+    file, kind = folder / "backbone.json", value["kind"]
+    if kind == "langchain":
+        raise CheckpointError(f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…")
+    if kind == "static":
+        return StaticBackbone.load(folder, max_length=int(read_json(file, ("max_length",))["max_length"]))
+    if kind not in ("transformer", "onnx"):
+        raise CheckpointError(f"{file}: unknown kind of embeddings '{kind}'")
+    value = read_json(file, ("base", "pooling", "max_length"))
+    base = str(value["base"])
+    inside = base == INSIDE
+    if not inside and not base.startswith("package:") and not (trust is True or (trust and base in trust)):
+        raise CheckpointError(
+            f"{folder} reads texts with the model {show(base)}, which it names but doesn't contain: trust=True "
+            "loads it, from the Hugging Face hub or from that folder"
+        )
+    options = {"pooling": value["pooling"], "max_length": int(value["max_length"]), "saved": inside}
+    return _opened(str(folder / "backbone") if inside else base, False if kind == "onnx" else torch, **options)
 
 
 def _probe(backbone: Backbone) -> NDArray[np.float32]:

@@ -112,19 +112,10 @@ async def explain(
         vectors = await reader.candidates(shown)
         total = 0.0 if hits.log_partition is None else float(hits.log_partition[0])
         logits, relevance = vectors @ here[0], vectors @ start[0]
-        texts = [(row, item(row.example)) for row in (hits.rows[each] for each in shown.tolist())]
-        scored = [
-            Scored(
-                row.id,
-                one.source,
-                one.target,
-                float(logit),
-                float(alone),
-                float(logit - alone),
-                min(1.0, float(np.exp(logit / options.tau - total))),
-            )
-            for (row, one), logit, alone in zip(texts, logits, relevance, strict=True)
-        ]
+        probabilities = np.minimum(1, np.exp(logits / options.tau - total))
+        numbers = np.stack((logits, relevance, logits - relevance, probabilities), axis=1).tolist()
+        rows = [hits.rows[each] for each in shown.tolist()]
+        scored = [Scored(row.id, *item(row.example)[:2], *values) for row, values in zip(rows, numbers, strict=True)]
         has = frozenset(structures(scored[0].target)) if structures else frozenset()
         steps.append(Step(scored[0], tuple(scored[1:]), tuple(sorted(has - seen))))
         seen |= has
