@@ -162,20 +162,21 @@ class BaseEncoder(ABC):
         found = self._kept_arrays()
         for name in self.facts:
             value = getattr(self, name)
-            whole = isinstance(value, np.ndarray)
-            found |= {name: value} if whole else {f"{name}.{part}": array for part, array in value.arrays().items()}
+            if isinstance(value, np.ndarray):
+                found[name] = value
+            else:
+                found |= {f"{name}.{part}": array for part, array in value.arrays().items()}
         return found
 
     def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """Overwrite some of `tensors`; those of the fit may take other shapes."""
         left = dict(tensors)
         for name in self.facts:
-            parts = {key: left.pop(key) for key in [*left] if key == name or key.startswith(f"{name}.")}
-            if name in parts:
-                setattr(self, name, parts[name])
-            elif parts:
-                mine = {key.removeprefix(f"{name}."): array for key, array in parts.items()}
-                setattr(self, name, getattr(self, name).of(mine))
+            parts = {key.removeprefix(f"{name}."): left.pop(key) for key in tensors if key.startswith(f"{name}.")}
+            if parts:
+                setattr(self, name, getattr(self, name).of(parts))
+            elif name in left:
+                setattr(self, name, left.pop(name))
         self._put_kept(left)
 
     def _kept_arrays(self) -> dict[str, NDArray[Any]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -54,15 +55,11 @@ class NgramVocabulary(Vocabulary):
         self._weights = np.fromiter(idf.values(), dtype=np.float32, count=len(idf))
 
     @classmethod
-    def fit(cls, items: Iterable[Item], longest: int, max_size: int = 20_000, *, gap: int = 0) -> NgramVocabulary:
+    def fit(cls, items: Sequence[Item], longest: int, max_size: int = 20_000, *, gap: int = 0) -> NgramVocabulary:
         """The `max_size` n-grams that most of the items have, with idf = log(1 + N / df)."""
-        frequency: Counter[str] = Counter()
-        count = 0
-        for item in items:
-            frequency.update(set(ngrams(item, longest, gap)))
-            count += 1
+        frequency = Counter(chain.from_iterable(set(ngrams(item, longest, gap)) for item in items))
         kept = sorted(frequency, key=lambda ngram: (-frequency[ngram], ngram))[:max_size]
-        return cls({ngram: round(float(np.log1p(count / frequency[ngram])), 4) for ngram in kept}, longest, gap)
+        return cls({ngram: round(float(np.log1p(len(items) / frequency[ngram])), 4) for ngram in kept}, longest, gap)
 
     def __len__(self) -> int:
         return len(self.idf)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 FADE, LENGTH_PENALTY, WORDING, HOME = 4.0, 1.0, 0.05, 0.3
 """p, α, ω and what a home counts: chosen by language models on held-out training questions (docs/results.md)."""
 LANDMARKS = 4000
+LEAST = 1e-6
+"""Numbers below count as this: a power of 0 has no slope, and 0 no logarithm."""
 _GAP = 3
 """Words between two words of a question that still count as a pair."""
 
@@ -161,8 +163,6 @@ class StructureFamily(Family):
 
     def vary(self, encoders: Any, settings: StructureSettings, changes: Mapping[str, Any]) -> StructureSettings:
         """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""
-        from langchain_rcr.families.structure.shown import LEAST
-
         query, _, candidate = encoders
         named = {name: value for name, value in changes.items() if name not in ("label", "cost")}
         changed: StructureSettings = super().vary(encoders, settings, named)
@@ -180,8 +180,6 @@ class StructureFamily(Family):
 
     def numbers(self, encoders: Any, settings: StructureSettings) -> dict[str, float]:
         """See `Family.numbers`: with λ p, α and ω, and those of `vary`."""
-        from langchain_rcr.families.structure.shown import LEAST
-
         query, kept = encoders[0], encoders[0].tensors()
         learnt = {name: math.exp(kept[array].flat[0]) for name, array in _logarithms(query).items()}
         named = {"fade": settings.fade or 0.0, "length_penalty": settings.length_penalty}

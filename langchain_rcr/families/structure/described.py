@@ -9,7 +9,7 @@ from typing import Self
 import numpy as np
 
 from langchain_rcr.basics.rows import FloatArray, SparseRows
-from langchain_rcr.families.structure.shown import LEAST
+from langchain_rcr.families.structure import LEAST
 
 TOLD, TOLD_ALONE = 0.04, 0.1
 """Likelihood that a structure gains by one standard deviation of a question's likeness to its description, and one

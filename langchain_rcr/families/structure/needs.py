@@ -27,13 +27,13 @@ from langchain_rcr.families.arrays import norms, shifted, sums, times
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
-from langchain_rcr.families.structure import LANDMARKS
+from langchain_rcr.families.structure import LANDMARKS, LEAST
 from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
 from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Descriptions
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Views, nearest_held_out
-from langchain_rcr.families.structure.shown import FULL_LENGTH, LEAST
+from langchain_rcr.families.structure.shown import FULL_LENGTH
 from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
 

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, product
-from langchain_rcr.families.arrays import times
+from langchain_rcr.families.arrays import norms, times
 
 _WIDTH = 4.0
 """γ of the kernel exp(−γ · (1 − cosine)) of two words; set by hand, no published trial compares values."""
@@ -93,8 +93,7 @@ class TokenBags:
 
 
 def _unit(vectors: FloatArray) -> FloatArray:
-    norms = np.sqrt(np.einsum("nd,nd->n", vectors, vectors))[:, None]
-    unit: FloatArray = (vectors / np.maximum(norms, 1e-12)).astype(np.float32)
+    unit: FloatArray = (vectors / np.maximum(norms(vectors), 1e-12)).astype(np.float32)
     return unit
 
 
