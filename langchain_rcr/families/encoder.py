@@ -57,13 +57,15 @@ class Encoder(BaseEncoder, nn.Module):
         first = next(self.parameters(), None)
         return torch.device("cpu") if first is None else first.device
 
-    def _kept_arrays(self) -> dict[str, NDArray[Any]]:
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """See `BaseEncoder.tensors`."""
         return {name: tensor.detach().cpu().numpy() for name, tensor in self.state_dict().items()}
 
-    def _put_kept(self, arrays: Mapping[str, NDArray[Any]]) -> None:
+    def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """See `BaseEncoder.put`."""
         own = self.state_dict(keep_vars=True)
         with torch.no_grad():
-            for name, array in arrays.items():
+            for name, array in tensors.items():
                 if own[name].shape != array.shape:
                     own[name].data = own[name].new_empty(array.shape)
                 own[name].copy_(torch.from_numpy(np.array(array, order="C")))

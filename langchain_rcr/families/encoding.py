@@ -107,8 +107,6 @@ class BaseEncoder(ABC):
     """Vocabularies and arrays that `grow` changes: they don't count for the policy's fingerprint."""
     fitted: ClassVar[tuple[str, ...]] = ()
     """Name prefixes of the arrays that take their shapes from a fit rather than from the arguments."""
-    facts: ClassVar[tuple[str, ...]] = ()
-    """Attributes of what a fit has seen, saved but never trained: NumPy arrays, or objects with `arrays` and `of`."""
     rates: ClassVar[Mapping[str, float]] = {}
     """GRPO's learning rates for parameters that aren't network weights, by name prefix; they decay as `lr` does."""
     batch_size: ClassVar[int] = 512
@@ -159,32 +157,12 @@ class BaseEncoder(ABC):
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All saved arrays by name."""
-        found = self._kept_arrays()
-        for name in self.facts:
-            value = getattr(self, name)
-            if isinstance(value, np.ndarray):
-                found[name] = value
-            else:
-                found |= {f"{name}.{part}": array for part, array in value.arrays().items()}
-        return found
-
-    def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Overwrite some of `tensors`; those of the fit may take other shapes."""
-        left = dict(tensors)
-        for name in self.facts:
-            parts = {key.removeprefix(f"{name}."): left.pop(key) for key in tensors if key.startswith(f"{name}.")}
-            if parts:
-                setattr(self, name, getattr(self, name).of(parts))
-            elif name in left:
-                setattr(self, name, left.pop(name))
-        self._put_kept(left)
-
-    def _kept_arrays(self) -> dict[str, NDArray[Any]]:
         kept: list[str] = self.__dict__.get("_kept", [])
         return {name: attrgetter(name)(self) for name in kept}
 
-    def _put_kept(self, arrays: Mapping[str, NDArray[Any]]) -> None:
-        for name, array in arrays.items():
+    def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """Overwrite some of `tensors`; those of the fit may take other shapes."""
+        for name, array in tensors.items():
             place, _, last = name.rpartition(".")
             setattr(attrgetter(place)(self) if place else self, last, array)
 

@@ -20,12 +20,7 @@ _SQL = "Write one SQL query that answers the last question. Answer with the quer
 PROMPTS: Mapping[str, Mapping[str, str]] = {
     "appendix_d": {"form": "text", "question": "Source: {source}", "answer": "Target: {target}"},
     "chat": {"form": "chat", "question": "{source}", "answer": "{target}"},
-    "sql": {
-        "form": "text",
-        "prefix": f"{_SQL}\n",
-        "question": "Question: {source}",
-        "answer": "SQL: {target}",
-    },
+    "sql": {"form": "text", "prefix": f"{_SQL}\n", "question": "Question: {source}", "answer": "SQL: {target}"},
     "sql_chat": {"form": "chat", "system": _SQL, "question": "{source}", "answer": "{target}"},
 }
 """Name → the fields of `Prompt` that it sets; the first is the default."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
@@ -51,6 +51,8 @@ NEW_LABEL = 3.0
 """Times that a new label counts, also for the larger structures with it, which have no columns."""
 STALE = 0.1
 """The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
+_SEEN, _SEEN_QUESTIONS = ("learnt", "phrases", "speaks"), ("landmarks", "added", "token_bags")
+"""Attributes of what a fit has seen: arrays, and what has several."""
 _GROWING = RLock()
 logger = logging.getLogger(__name__)
 
@@ -121,7 +123,6 @@ class NumpyNeedEncoder(BaseEncoder):
     rates: ClassVar = {"by_size": 0.05, "cost": 0.05, "power": 0.02, "worth": 0.01, "wording": 0.05, "homing": 0.05}
     vocabularies: ClassVar = {"inventory": Inventory, "vocabulary": NgramVocabulary, "additions": Additions}
     fitted = ("landmarks.", "added.", "token_bags.", "dual", "learnt", "speaks")
-    facts = ("landmarks", "added", "token_bags", "learnt", "phrases", "speaks")
     dual: Any
     mean: Any
     owner: Any
@@ -197,6 +198,24 @@ class NumpyNeedEncoder(BaseEncoder):
         check(encoder, folder / "model.safetensors")
         encoder._with_additions()  # takes seconds with thousands of landmarks, which the first question shouldn't
         return encoder
+
+    def tensors(self) -> dict[str, NDArray[Any]]:
+        """See `BaseEncoder.tensors`; also what a fit has seen, which isn't trained."""
+        found = super().tensors() | {name: getattr(self, name) for name in _SEEN}
+        for name in _SEEN_QUESTIONS:
+            found |= {f"{name}.{part}": array for part, array in getattr(self, name).arrays().items()}
+        return found
+
+    def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
+        """See `BaseEncoder.put`."""
+        left = dict(tensors)
+        for name in _SEEN_QUESTIONS:
+            parts = {key.removeprefix(f"{name}."): left.pop(key) for key in tensors if key.startswith(f"{name}.")}
+            if parts:
+                setattr(self, name, getattr(self, name).of(parts))
+        for name in left.keys() & _SEEN:
+            setattr(self, name, left.pop(name))
+        super().put(left)
 
     def learn(self, items: Sequence[Item], others: Sequence[Item] = ()) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted.
