@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from langchain_rcr.basics.rows import SparseRows
+
+
+def sparse_rows(rows: Sequence[Mapping[int, float]], dim: int) -> SparseRows:
+    """(N, dim) from the numbers of each row, by column."""
+    starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+    columns = np.fromiter(chain.from_iterable(rows), np.int32, count=starts[-1])
+    values = np.fromiter(chain.from_iterable(row.values() for row in rows), np.float32, count=starts[-1])
+    return SparseRows(starts, columns, values, dim)
 
 
 def sums(values: Any, owner: Any, count: int) -> Any:

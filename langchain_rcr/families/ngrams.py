@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -14,6 +15,7 @@ from langchain_rcr.basics.items import WORD, Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
+from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
@@ -68,15 +70,10 @@ class NgramVocabulary(Vocabulary):
         """(N, V) known n-grams of each item, weighted by (1 + log count) · idf, each row scaled to length 1."""
         number = self._number
         rows = [Counter(number[g] for g in ngrams(item, self.longest, self.gap) if g in number) for item in items]
-        lengths = [len(row) for row in rows]
-        columns = np.fromiter((g for row in rows for g in row), dtype=np.int32, count=sum(lengths))
-        counts = np.fromiter((c for row in rows for c in row.values()), dtype=np.float32, count=sum(lengths))
-        weights = (1.0 + np.log(counts)) * self._weights[columns] if len(columns) else counts
-        starts = np.cumsum([0, *lengths]).astype(np.int32)
-        owner = np.repeat(np.arange(len(rows)), lengths)
+        counts = sparse_rows(rows, len(self))
+        weights, owner = (1.0 + np.log(counts.values)) * self._weights[counts.columns], counts.owner
         norms = np.sqrt(np.bincount(owner, weights=weights.astype(np.float64) ** 2, minlength=len(rows)))
-        values = (weights / np.maximum(norms[owner], 1e-12)).astype(np.float32)
-        return SparseRows(starts, columns, values, len(self))
+        return replace(counts, values=(weights / np.maximum(norms[owner], 1e-12)).astype(np.float32))
 
     def to_json(self) -> dict[str, Any]:
         """See `Vocabulary.to_json`."""

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_structures, parse
@@ -82,13 +82,7 @@ class Inventory(Vocabulary):
             if spare:
                 places = sorted({place for marks in self.spare(text).values() for place in marks})
                 read[text] |= {len(self) + place: 1.0 for place in places}
-        rows = [read[text] for text in programs]
-        return SparseRows(
-            np.cumsum([0, *map(len, rows)]).astype(np.int32),
-            np.fromiter(chain.from_iterable(rows), dtype=np.int32),
-            np.fromiter(chain.from_iterable(row.values() for row in rows), dtype=np.float32),
-            len(self) + (SPARE if spare else 0),
-        )
+        return sparse_rows([read[text] for text in programs], len(self) + (SPARE if spare else 0))
 
     def spare(self, program: str) -> dict[str, list[int]]:
         """The program's labels that the inventory lacks, each with its places among the `SPARE` columns.

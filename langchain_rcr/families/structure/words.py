@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import chain
 
 import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import ngrams
 from langchain_rcr.families.structure.inventory import marks
@@ -36,7 +36,7 @@ _READ = 64
 def word_rows(questions: Sequence[str]) -> SparseRows:
     """(N, WORDS) 1 in the columns of each question's words."""
     columns = [sorted({_column(word[:_READ]) for word in ngrams(Item(question), 1)}) for question in questions]
-    return _marked(columns, 1.0, WORDS)
+    return sparse_rows([dict.fromkeys(places, 1.0) for places in columns], WORDS)
 
 
 def home_rows(homes: Sequence[str]) -> SparseRows:
@@ -45,14 +45,7 @@ def home_rows(homes: Sequence[str]) -> SparseRows:
     Of negative numbers, for questions and examples, so that no state takes a home for a need.
     """
     columns = [sorted(marks(home, HOMES, _MARKS)) if home else () for home in homes]
-    return _marked(columns, -(_MARKS**-0.5), HOMES)
-
-
-def _marked(rows: Sequence[Sequence[int]], value: float, count: int) -> SparseRows:
-    """(N, count) a value in some columns of each row."""
-    starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
-    flat = np.fromiter(chain.from_iterable(rows), np.int32, count=starts[-1])
-    return SparseRows(starts, flat, np.full(len(flat), value, np.float32), count)
+    return sparse_rows([dict.fromkeys(places, -(_MARKS**-0.5)) for places in columns], HOMES)
 
 
 def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
