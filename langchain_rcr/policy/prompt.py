@@ -118,14 +118,12 @@ class Prompt(Section):
             template = getattr(self, field) or ""
             try:
                 names = list(_names(template))
+                if wanted is None and {"source", "target"} & {*names}:
+                    raise ValueError("the question is prompt.question's alone")
+                if wanted is not None and names != wanted:
+                    raise ValueError(f"must have {{{wanted[0]}}} once, and no other name")
             except ValueError as error:
                 raise ValueError(f"prompt.{field} = {show(template)}: {error}") from None
-            if wanted is None and {"source", "target"} & {*names}:
-                raise ValueError(f"prompt.{field} = {show(template)}: the question is prompt.question's alone")
-            if wanted is not None and names != wanted:
-                raise ValueError(
-                    f"prompt.{field} = {show(template)}: must have {{{wanted[0]}}} once, and no other name"
-                )
         if self.form == "chat" and self.prefix:
             raise contradiction("prompt.prefix", self.prefix, "prompt.form", "chat", "put it into prompt.system")
         return self
