@@ -78,10 +78,8 @@ class StaticBackbone(LocalBackbone):
         found = token_ids(self._tokenizer, texts, self._max_length, special=False)
         ids = [np.array(each, dtype=np.int64) for each in found]
         tokens = [self._tokens[each].astype(np.float32) for each in ids]
-        sums = np.zeros((len(texts), self.dim), dtype=np.float32)
-        for row, (each, vectors) in enumerate(zip(ids, tokens, strict=True)):
-            sums[row] = self._weights[each] @ vectors
-        return unit(sums), tokens
+        sums = [self._weights[each] @ vectors for each, vectors in zip(ids, tokens, strict=True)]
+        return unit(np.array(sums, dtype=np.float32).reshape(-1, self.dim)), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
         """See `Backbone.describe`: all of it is written, so that serving needs no other model."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.base import DEFAULT_BASE, ModelSettings, get_family
+from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.policy.manifest import FILES
 from langchain_rcr.programs import ProgramSpec, about
 
@@ -67,13 +68,10 @@ def fetched(where: str | os.PathLike[str]) -> Path:
             raise CheckpointError(f"{str(where)[:200]} can't be opened: {error.strerror}") from None
         return Path(where)
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     name, _, revision = where.removeprefix(PREFIX).partition("@")
-    try:
+    with refusing(f"{where} can't be fetched from the hub", CheckpointError):
         return Path(snapshot_download(name, revision=revision or None, allow_patterns=list(FILES)))
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
-        raise CheckpointError(f"{where} can't be fetched from the hub: {' '.join(str(error).split())[:300]}") from error
 
 
 def requirement(base: str | None, spec: ProgramSpec) -> str:
