@@ -11,6 +11,7 @@ from langchain_rcr.errors import InputError
 
 Operator = Literal["eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "contains", "exists"]
 _OPERATORS: tuple[Operator, ...] = get_args(Operator)
+_KNOWN = ", ".join(f"${op}" for op in _OPERATORS)
 _DEEPEST = 50
 """Filters within filters."""
 LONGEST_NUMBER = 14_000
@@ -146,16 +147,16 @@ def unknown_field(condition: Filter, known: Sequence[str]) -> InputError:
 
 def _entry(key: object, value: Any, depth: int) -> Filter:
     if not isinstance(key, str) or not key:
-        raise InputError(f"filter: a field must be a non-empty string, not {_shown(key)}")
+        raise InputError(f"filter: a field must be a non-empty string, not {shown(key)}")
     if key in ("$and", "$or"):
         if not isinstance(value, list | tuple) or not value:
-            raise InputError(f"filter: {key} takes a list of filters, not {_shown(value)}")
+            raise InputError(f"filter: {key} takes a list of filters, not {shown(value)}")
         parts = tuple(parse_filter(part, _depth=depth) for part in value)
         return AllOf(parts) if key == "$and" else AnyOf(parts)
     if key == "$not":
         return Not(parse_filter(value, _depth=depth))
     if key.startswith("$"):
-        raise InputError(f"filter: unknown operator {key!r} (known: $and, $or, $not, and {_known()} below a field)")
+        raise InputError(f"filter: unknown operator {key!r} (known: $and, $or, $not, and {_KNOWN} below a field)")
     if not isinstance(value, Mapping):
         return Compare(key, "eq", scalar(key, value))
     if not value:
@@ -167,13 +168,13 @@ def _entry(key: object, value: Any, depth: int) -> Filter:
 def _condition(key: str, op: object, operand: Any) -> Filter:
     name = next((known for known in _OPERATORS if op == f"${known}"), None)
     if name is None:
-        raise InputError(f"filter: unknown operator {_shown(op)} at {key!r} (known: {_known()})")
+        raise InputError(f"filter: unknown operator {shown(op)} at {key!r} (known: {_KNOWN})")
     if name in ("in", "nin"):
         if not isinstance(operand, list | tuple | set | frozenset):
-            raise InputError(f"filter: {op} at {key!r} takes a list, not {_shown(operand)}")
+            raise InputError(f"filter: {op} at {key!r} takes a list, not {shown(operand)}")
         return Compare(key, name, tuple(scalar(key, one) for one in operand))
     if name == "exists" and not isinstance(operand, bool):
-        raise InputError(f"filter: $exists at {key!r} takes true or false, not {_shown(operand)}")
+        raise InputError(f"filter: $exists at {key!r} takes true or false, not {shown(operand)}")
     return Compare(key, name, scalar(key, operand))
 
 
@@ -191,15 +192,15 @@ def scalar(key: str, value: Any) -> Any:
     finite = not isinstance(value, float) or math.isfinite(value)
     if (value is not None and not isinstance(value, str | int | float)) or not finite:
         raise InputError(
-            f"filter: {key!r} can be compared with text, numbers, true, false and null, not {_shown(value)}"
+            f"filter: {key!r} can be compared with text, numbers, true, false and null, not {shown(value)}"
         )
     if isinstance(value, int) and value.bit_length() > LONGEST_NUMBER:
         raise InputError(f"filter: {key!r} can't be compared with a whole number of thousands of digits")
     return value
 
 
-def _shown(value: object) -> str:
-    """A value as an error shows it."""
+def shown(value: object) -> str:
+    """A value as an error shows it: an id may be a megabyte long."""
     try:
         return f"{value!r:.80}"
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists a thousand deep
@@ -212,7 +213,3 @@ def _kind(value: object) -> str:
     if isinstance(value, int | float):
         return "number"
     return "string" if isinstance(value, str) else type(value).__name__
-
-
-def _known() -> str:
-    return ", ".join(f"${op}" for op in _OPERATORS)

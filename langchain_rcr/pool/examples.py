@@ -106,7 +106,7 @@ class ExamplePool:
     def item(self, example: Example, where: str = "the example") -> Item:
         """What the encoders read of an example, or a `PoolError`: the only place where its fields become text."""
         if not isinstance(example, Mapping):
-            raise PoolError(f"{where} must be a mapping with {self.keys}, not {_kind(example)}")
+            raise PoolError(f"{where} must be a mapping with {self.keys}, not {type(example).__name__}")
         several = len(self.source_keys) > 1  # of which one may be blank
         question = " ".join(_text(example, key, where, blank=several) for key in self.source_keys)
         if not question.strip():
@@ -142,7 +142,7 @@ class ExamplePool:
         # Anything with a length serves (a Hugging Face dataset, say), but no generator: it is read more than once.
         sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
         if not sized or isinstance(examples, (str, bytes, Mapping)):
-            raise InputError(f"examples must be a sequence of mappings, not {_kind(examples)}")
+            raise InputError(f"examples must be a sequence of mappings, not {type(examples).__name__}")
         rows = [*examples]
         items = self._read(rows, "examples[{}]".format)
         new = random_ids(len(rows)) if ids is None else self._checked(ids, len(rows))
@@ -164,8 +164,9 @@ class ExamplePool:
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
         if isinstance(ids, str) or len(ids) != count:
+            kind = type(ids).__name__
             raise InputError(
-                f"ids must be a sequence of {count} strings, one for each example, not {_kind(ids)} of {len(ids)}"
+                f"ids must be a sequence of {count} strings, one for each example, not {kind} of {len(ids)}"
             )
         seen = set(self.ids)
         for n, example_id in enumerate(ids):
@@ -283,7 +284,7 @@ def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool
         raise PoolError(f"{where} has no '{key}'{what}: it has {has}")
     value = example[key]
     if not isinstance(value, str):
-        raise PoolError(f"{where}: '{key}'{what} must be a string, not {_kind(value)}")
+        raise PoolError(f"{where}: '{key}'{what} must be a string, not {type(value).__name__}")
     wrong = None if blank and not value.strip() else flaw_of(value)
     if wrong:
         raise PoolError(f"{where}: '{key}'{what} {wrong}")
@@ -311,7 +312,3 @@ def flaw_of(text: str) -> str | None:
     except UnicodeEncodeError as error:
         return f"is not valid Unicode text: lone surrogate at character {error.start}"
     return None
-
-
-def _kind(value: object) -> str:
-    return type(value).__name__

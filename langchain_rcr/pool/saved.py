@@ -23,9 +23,6 @@ from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.manifest import inside, verify
 from langchain_rcr.pool.examples import Example, ExamplePool, random_ids
 
-CHECKPOINT_FOLDER = "checkpoint"
-"""Where a run folder keeps its checkpoint."""
-
 POOL_FILE = "pool.jsonl"
 """The examples of a checkpoint, one a line."""
 
@@ -43,7 +40,7 @@ _KINDS = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
 
 def checkpoint_folder(path: Path) -> Path:
     """The checkpoint in a run folder, or the folder itself; a `CheckpointError` if there is none."""
-    folder = path / CHECKPOINT_FOLDER
+    folder = path / "checkpoint"
     if folder.is_dir():
         return folder
     if not path.is_dir():

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from langchain_rcr.basics.background import background
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors
-from langchain_rcr.index.filters import Filter
+from langchain_rcr.index.filters import Filter, shown
 
 try:
     import psycopg
@@ -32,7 +32,7 @@ except ImportError as error:
     raise MissingExtraError("psycopg", "pgvector") from None
 
 from langchain_rcr.basics.rows import longest
-from langchain_rcr.index.pgvector.jsonb import shown, storable, to_json
+from langchain_rcr.index.pgvector.jsonb import storable, to_json
 from langchain_rcr.index.pgvector.reader import PgVectorReader, Pool
 
 T = TypeVar("T")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, Not
+from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, Not, shown
 
 _EXACT = 2**53
 """From here on every float is a whole number."""
@@ -38,11 +38,6 @@ def to_json(example: Mapping[str, Any], example_id: str) -> str:
             msg = f"example {shown(example_id)}: field {shown(key)} {reason}, so PostgreSQL can't keep it"
             raise PoolError(msg) from None
     return json.dumps(plain, ensure_ascii=False)
-
-
-def shown(value: object) -> str:
-    """A value as an error message shows it: an id may be a megabyte long."""
-    return f"{value!r:.80}"
 
 
 def to_path(condition: Filter) -> str:
