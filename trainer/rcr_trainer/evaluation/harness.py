@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -50,9 +50,8 @@ LATENCY_QUERIES = 25
 LATENCY_BATCH = 64
 LATENCY_ROUNDS = 3
 """Times that each of these calls is made; the shortest counts."""
-_PICKED: tuple[Metric, ...] = ("coverage", "full_coverage")
-_ANSWERED: tuple[Metric, ...] = ("exact_match", "execution")
-"""The figures that intervals are told of."""
+Rates: TypeAlias = Mapping[Metric, np.ndarray]
+"""By metric what each question got, (B,), from 0 to 1; NaN where that can't be told."""
 
 
 def evaluate(
@@ -90,18 +89,18 @@ def evaluate(
             without answers.
     """
     task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k))
-    named = track(list(selectors.items()), "comparing selectors")
-    measured = {name: task.measure(name, selector, k) for name, selector in named}
-    task.time_all(selectors, k, [each.scores for each in measured.values()])
-    for metric in _PICKED:
-        rates = {name: each.rates[metric] for name, each in measured.items()}
-        for name, interval in paired_intervals(rates, task.programs).items():
-            measured[name].scores.intervals[metric] = interval
+    scores: dict[str, SelectorScores] = {}
+    positions: dict[str, np.ndarray] = {}
+    rates: dict[str, Rates] = {}
+    for name, selector in track(list(selectors.items()), "comparing selectors"):
+        scores[name], positions[name], rates[name] = task.measure(name, selector, k)
+    task.time_all(selectors, k, scores.values())
+    _put_intervals(scores, rates, task.programs)
     report = EvaluationReport(
         k=k,
         n=len(task.queries),
         programs=len(set(task.programs)),
-        selectors={name: each.scores for name, each in measured.items()},
+        selectors=scores,
         pool_size=len(pool),
         skipped_queries=len(queries) - len(task.queries),
         versions=library_versions(),
@@ -109,7 +108,7 @@ def evaluate(
     )
     report.repeated = len(shared(task.queries, pool)[0]) if report.part == "test" else 0
     report.advice = advise(report)
-    picks = task.picks(measured)
+    picks = task.picks(scores, positions)
     keep(report, picks)
     if answerer is not None:
         report = deepcopy(report)  # the one that was kept stays as it is
@@ -119,13 +118,14 @@ def evaluate(
     return report
 
 
-@dataclass(frozen=True, slots=True)
-class _Measured:
-    """A selector's figures, the picks that it shows (B, k), and by metric the rates (B,), from 0 to 1."""
-
-    scores: SelectorScores
-    positions: np.ndarray
-    rates: dict[Metric, np.ndarray]
+def _put_intervals(scores: Mapping[str, SelectorScores], rates: Mapping[str, Rates], programs: Sequence[str]) -> None:
+    """Put the interval of each metric into the scores, over the questions for which every selector's rate is told."""
+    for metric in next(iter(rates.values()), ()):
+        own = {name: each[metric] for name, each in rates.items()}
+        told = ~np.isnan(np.array([*own.values()])).any(axis=0)
+        kept = [program for program, is_told in zip(programs, told, strict=True) if is_told]
+        for name, interval in paired_intervals({name: each[told] for name, each in own.items()}, kept).items():
+            scores[name].intervals[metric] = interval
 
 
 class _Task:
@@ -146,8 +146,8 @@ class _Task:
         self.gold = needed[kept]  # (B, S)
         self.lengths = np.array([len(example.source) + len(example.target) for example in pool])
 
-    def measure(self, name: str, selector: PickFunction | Baseline, k: int) -> _Measured:
-        """What a selector picks, and what that covers."""
+    def measure(self, name: str, selector: PickFunction | Baseline, k: int) -> tuple[SelectorScores, np.ndarray, Rates]:
+        """A selector's figures, the picks that it shows (B, k), and what these cover."""
         kind: Kind = "trained"
         picks = self.pick(selector, slice(None), k)
         # A selector that repeats itself or picks what is excluded would be measured for something else.
@@ -171,23 +171,22 @@ class _Task:
             latency_ms=math.nan,  # see `time_all`
             latency_batch_ms=math.nan,
         )
-        return _Measured(scores, picks, {"coverage": covered, "full_coverage": full})
+        return scores, picks, {"coverage": covered, "full_coverage": full}
 
-    def picks(self, measured: Mapping[str, _Measured]) -> list[Question]:
+    def picks(self, scores: Mapping[str, SelectorScores], positions: Mapping[str, np.ndarray]) -> list[Question]:
         """The picks of all selectors, not answered yet, as picks.jsonl has them."""
         found = []
         for i, (query, program) in enumerate(zip(self.queries, self.programs, strict=True)):
             about = (query.id, query.source, query.target, program, sorted(self._structures(self.gold, i)))
             found.append(Question(*about, {}, query.fields))
         shown = cache(lambda position: self._structures(self.pool, position))
-        for name, each in measured.items():
-            for question, positions in zip(found, each.positions.tolist(), strict=True):
+        for name, each in scores.items():
+            for question, own in zip(found, positions[name].tolist(), strict=True):
                 first: dict[str, int] = {}
-                for step, position in enumerate(positions, 1):
+                for step, position in enumerate(own, 1):
                     first |= dict.fromkeys(shown(position) - first.keys(), step)
                 covered = [first.get(structure, 0) for structure in question.structures]
-                picks = [self.examples[position] for position in positions]
-                question.selectors[name] = Picked(each.scores.kind, picks, covered)
+                question.selectors[name] = Picked(each.kind, [self.examples[position] for position in own], covered)
         return found
 
     def _structures(self, matrix: sparse.csr_array, row: int) -> frozenset[str]:
@@ -200,7 +199,7 @@ class _Task:
         return np.asarray(pick(questions, k, self.excluded[part], references))
 
     def time_all(
-        self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Sequence[SelectorScores]
+        self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Iterable[SelectorScores]
     ) -> None:
         """Put into their scores the milliseconds of a question alone, and of one among many together.
 
@@ -264,15 +263,7 @@ class Answerer:
         given, missing, unpaid = self._answers({name: self._prompts(name, asked) for name in names})
         report.answers = AnswersAsked(self.name, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed"))
         rates = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
-        for column, metric in enumerate(_ANSWERED):
-            own = {name: found[:, column] for name, found in rates.items()}
-            # Whether a gold program runs doesn't depend on who picked.
-            told = ~np.isnan(np.array([*own.values()]).reshape(-1, n)).any(axis=0)
-            programs = [key for key, kept in zip(keys, told, strict=True) if kept]
-            for name, interval in paired_intervals(
-                {name: found[told] for name, found in own.items()}, programs
-            ).items():
-                report.selectors[name].intervals[metric] = interval
+        _put_intervals(report.selectors, rates, keys)
 
     def _prompts(self, name: str, asked: Picks) -> list[Request]:
         order = self.orders.get(name, "reversed")
@@ -281,8 +272,8 @@ class Answerer:
 
     def _score(
         self, scores: SelectorScores, name: str, asked: Picks, answers: Sequence[Answer], spec: ProgramSpec
-    ) -> np.ndarray:
-        """Put the figures of one selector's answers into its scores and picks; (n, 2) rates of `_ANSWERED`."""
+    ) -> Rates:
+        """Put the figures of one selector's answers into its scores and picks."""
         programs = [answer.program for answer in answers]
         rows = [each.selectors[name] for each in asked]
         golds = [Example(each.id, each.question, each.gold, each.fields) for each in asked]
@@ -301,7 +292,8 @@ class Answerer:
         scores.execution = None if np.isnan(same).all() else 100 * float(np.nanmean(same))
         scores.prompt_tokens, scores.completion_tokens = read / n, written / n
         scores.cost = None if money is None else 1000 * money / n
-        return np.stack([exact, same], axis=1)
+        # Whether a gold program runs doesn't depend on who picked.
+        return {"exact_match": exact, "execution": same}
 
     def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str, bool]:
         """By selector an answer for each prompt; why some selectors have none; whether a budget is spent.
@@ -312,7 +304,7 @@ class Answerer:
         answers: dict[str, list[Answer]] = {}
         reasons: list[str] = []
         unpaid = False
-        for name, own in prompts.items():
+        for at, (name, own) in enumerate(prompts.items()):
             wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
             try:
                 found = list(self.answer(wanted)) if wanted else []
@@ -321,8 +313,7 @@ class Answerer:
                 reasons.append(str(error))
                 continue
             except BudgetExceeded as error:
-                without = list(prompts)[list(prompts).index(name) :]
-                logger.warning("no exact match for %s: %s", ", ".join(without), error)
+                logger.warning("no exact match for %s: %s", ", ".join([*prompts][at:]), error)
                 reasons.append(str(error))
                 unpaid = True
                 break
