@@ -23,7 +23,7 @@ from rcr_trainer.paper.tables import IN_PLACE, Table, paper_figure, published
 
 MEAN = "mean"
 _SHOWN = ("exact_match", "jaccard", "execution", "coverage", "full_coverage", "prompt_tokens", "latency_ms", "cost")
-_METRICS = {name: FIGURES[name][:2] for name in _SHOWN} | {"pick_seconds": ("s to pick for all questions", 2)}
+_METRICS = {name: FIGURES[name] for name in _SHOWN} | {"pick_seconds": ("s to pick for all questions", 2)}
 """The columns of the second table: title and decimals."""
 # Okabe and Ito's palette and some more, told apart with any colour vision, each with its marker for print.
 _STYLES = (

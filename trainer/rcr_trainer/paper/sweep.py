@@ -18,7 +18,7 @@ from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
-from rcr_trainer.paper.tables import GRPO, PAPER, REST, Row, Table, Variant, name_of, published
+from rcr_trainer.paper.tables import ALONE, GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.layers import checked, load_config, merged
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import SFTSettings
@@ -31,7 +31,7 @@ _OF_A_FAMILY = ("model", "sft", "grpo")
 _COSTS = ("queries", "batch_size", "group_size", "epochs", "max_steps")
 """Settings of GRPO that hold for every family."""
 _OF_SFT = ("threads", "data", "program", "model", "sft")
-_TRAINED = Variant(GRPO, {"grpo": {"enabled": True}, "evaluation": {"selectors": []}}, {})
+_TRAINED = Variant(GRPO, ALONE, {})
 """The policy that some variants only evaluate."""
 
 

@@ -106,46 +106,42 @@ PAPER: Settings = published()["settings"]
 _RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
 IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
 """The row of our default family, which others are compared with where RCR can't be had."""
+_IN_PLACE = {OURS: Row(IN_PLACE), WITHOUT_RL: Row(f"{IN_PLACE} w/o RL")}
 _MANY: str = published()["many_shots"]
 _EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
-_ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
+ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
+"""Settings by which ours is compared with no other."""
 _STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
 _GROUPS = (2, 4, 8, 16, 32, 64)
 GRPO = "grpo"
+"""The variant that most tables have: both stages, and every selector beside them."""
 RIVALS: tuple[str, ...] = tuple(published()["rivals"])
 """The selectors of the main table, the paper's first."""
 
 
-def _grpo(**rows: Row) -> Variant:
-    """The run that most tables have: both stages, and every selector beside it."""
-    return Variant(GRPO, {"grpo": {"enabled": True}}, rows)
-
-
 def _advantage(label: str) -> Variant:
     name = label.lower()
-    return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **_ALONE}, {OURS: Row(label)})
+    return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **ALONE}, {OURS: Row(label)})
 
 
 def _reward(name: str, shown: str = "") -> Variant:
-    settings = {"reward": {"names": [name], "weights": []}, **_ALONE}
+    settings = {"reward": {"names": [name], "weights": []}, **ALONE}
     return Variant(f"grpo-{name}", settings, {OURS: Row(f"{shown or name} reward")})
+
+
+def _at(series: str, point: str, x: float) -> Row:
+    return Row(f"{series}, {point}", series, x)
 
 
 def _point(name: str, settings: Settings, x: float, start: Literal["fresh", "sft"]) -> Variant:
     """A run of ours alone, as a point of a figure."""
-    rows = {
-        OURS: Row(f"{_RCR}, {name}", _RCR, x),
-        WITHOUT_RL: Row(f"{_WITHOUT_RL}, {name}", _WITHOUT_RL, x),
-    }
+    rows = {OURS: _at(_RCR, name, x), WITHOUT_RL: _at(_WITHOUT_RL, name, x)}
     folder = name.replace(" = ", "").replace(" ", "-")
-    return Variant(folder, merged(settings, _ALONE), rows, start)
+    return Variant(folder, merged(settings, ALONE), rows, start)
 
 
 def _shots(k: int) -> Variant:
-    rows = {
-        _MANY: Row(f"{name_of(_MANY)}, {k} shots", name_of(_MANY), k),
-        OURS: Row(f"{_RCR}, {k} shots", _RCR, k),
-    }
+    rows = {_MANY: _at(name_of(_MANY), f"{k} shots", k), OURS: _at(_RCR, f"{k} shots", k)}
     return Variant(f"shots-{k}", {"evaluation": {"k": k, "selectors": [_MANY]}}, rows, "trained")
 
 
@@ -153,15 +149,9 @@ TABLES = {
     "main": Table(
         "Exact match of every system",
         [
-            _grpo(**{OURS: Row(_RCR), WITHOUT_RL: Row(_WITHOUT_RL), REST: Row("{}")}),
-            Variant("without-sft", {"sft": {"enabled": False}, **_ALONE}, {OURS: Row(_WITHOUT_SFT)}, "fresh"),
-            Variant(
-                DEFAULT_FAMILY,
-                _ALONE,
-                {OURS: Row(IN_PLACE), WITHOUT_RL: Row(f"{IN_PLACE} w/o RL")},
-                "fresh",
-                DEFAULT_FAMILY,
-            ),
+            Variant(GRPO, {}, {OURS: Row(_RCR), WITHOUT_RL: Row(_WITHOUT_RL), REST: Row("{}")}),
+            Variant("without-sft", {"sft": {"enabled": False}, **ALONE}, {OURS: Row(_WITHOUT_SFT)}, "fresh"),
+            Variant(DEFAULT_FAMILY, ALONE, _IN_PLACE, "fresh", DEFAULT_FAMILY),
         ],
         (*GEOQUERY, *COVR),
         _RCR,
@@ -170,7 +160,7 @@ TABLES = {
     "rl": Table(
         "Advantages",
         [
-            _grpo(**{OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
+            Variant(GRPO, {}, {OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
             *(
                 _advantage(label)
                 for label in published()["tables"]["rl"]["rows"]
@@ -188,7 +178,7 @@ TABLES = {
     ),
     "shots": Table(
         "Many shots, in testing only",
-        [_grpo(**{OURS: Row(f"{_RCR}, 4 shots", _RCR, 4)}), *map(_shots, _SHOTS)],
+        [Variant(GRPO, {}, {OURS: _at(_RCR, "4 shots", 4)}), *map(_shots, _SHOTS)],
         ("standard",),
         f"{_RCR}, 4 shots",
         {**_EXACT, "prompt_tokens": "tokens of a prompt"},
