@@ -164,10 +164,8 @@ class ExamplePool:
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
         if isinstance(ids, str) or len(ids) != count:
-            kind = type(ids).__name__
-            raise InputError(
-                f"ids must be a sequence of {count} strings, one for each example, not {kind} of {len(ids)}"
-            )
+            given = f"{type(ids).__name__} of {len(ids)}"
+            raise InputError(f"ids must be a sequence of {count} strings, one for each example, not {given}")
         seen = set(self.ids)
         for n, example_id in enumerate(ids):
             if not isinstance(example_id, str) or not example_id:
