@@ -78,12 +78,9 @@ def _call(node: ast.Call) -> tuple[str, Sequence[_Piece]]:
         ("**" if keyword.arg is None else f"{keyword.arg}=", [keyword.value])
         for keyword in sorted(node.keywords, key=lambda keyword: (keyword.arg is None, keyword.arg or ""))
     ]
-    name = _dotted(node.func)
-    if name is not None:
-        return name, [*node.args, *named]
-    if isinstance(node.func, ast.Attribute):
-        return f".{node.func.attr}", [node.func.value, *node.args, *named]
-    return "call", [node.func, *node.args, *named]
+    is_named = isinstance(node.func, ast.Name | ast.Attribute)
+    label, below = _expand(node.func) if is_named else ("call", [node.func])
+    return label, [*below, *node.args, *named]
 
 
 def _dotted(node: ast.AST) -> str | None:
@@ -113,10 +110,6 @@ def _written(value: object) -> str:
         return f"{value:#x}"
 
 
-def _compare(node: ast.Compare) -> tuple[str, Sequence[_Piece]]:
-    return ",".join(_SIGNS[type(op)] for op in node.ops), [node.left, *node.comparators]
-
-
 def _dict(node: ast.Dict) -> tuple[str, Sequence[_Piece]]:
     entries = zip(node.keys, node.values, strict=True)
     return "dict", [("**", [value]) if key is None else (":", [key, value]) for key, value in entries]
@@ -142,7 +135,7 @@ _RULES: dict[type[ast.AST], Callable[[Any], tuple[str, Sequence[_Piece]]]] = {
     ast.UnaryOp: _unary,
     ast.BinOp: lambda node: (_SIGNS[type(node.op)], [node.left, node.right]),
     ast.BoolOp: lambda node: (_SIGNS[type(node.op)], node.values),
-    ast.Compare: _compare,
+    ast.Compare: lambda node: (",".join(_SIGNS[type(op)] for op in node.ops), [node.left, *node.comparators]),
     ast.List: lambda node: ("list", node.elts),
     ast.Tuple: lambda node: ("tuple", node.elts),
     ast.Set: lambda node: ("set", node.elts),
