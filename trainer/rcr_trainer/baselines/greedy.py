@@ -82,28 +82,19 @@ class CoverLSGoldSelector(Baseline):
     oracle: ClassVar[bool] = True
 
     def _fit(self) -> None:
-        programs = self._programs
         self._scorer = BM25Scorer(self._questions)
-        self._templates = program_groups(self.resources.spec, programs)
-        self._pool = PoolStructures(self.resources.spec, programs)
-        sizes = np.array([name.count(CHILD) + name.count(SIBLING) for name in self._pool.names], dtype=np.int64)
-        self._largest_first = np.argsort(-sizes, kind="stable")
-        self._has = self._sorted(self._pool.matrix)
-        self._owners = sparse.csc_array(self._has)
-
-    def _sorted(self, structures: sparse.csr_array) -> sparse.csr_array:
-        """(B, S) with the largest structures first."""
-        found = sparse.csr_array(structures[:, self._largest_first])
-        found.sort_indices()
-        return found
+        self._templates = program_groups(self.resources.spec, self._programs)
+        self._pool = PoolStructures(self.resources.spec, self._programs)
+        sizes = [name.count(CHILD) + name.count(SIBLING) for name in self._pool.names]
+        self._sizes = np.array(sizes, dtype=np.int64)
 
     def _pick_for(
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
     ) -> np.ndarray:
-        wanted = self._sorted(self._pool.rows(references or ()))  # of those that the pool has
+        needed = self._pool.rows(references or ())  # of the structures that the pool has
         order = np.argsort(-self._scorer.scores(queries), axis=1, kind="stable")
         ranks = np.argsort(order, axis=1)
-        picks = [self._cover(wanted[[row]].indices, ranks[row], barred, k) for row, barred in enumerate(excluded)]
+        picks = [self._cover(needed[[row]].indices, ranks[row], barred, k) for row, barred in enumerate(excluded)]
         return np.array(picks, dtype=np.int64)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
@@ -111,29 +102,23 @@ class CoverLSGoldSelector(Baseline):
 
     def _cover(self, wanted: np.ndarray, rank: np.ndarray, barred: np.ndarray, k: int) -> list[int]:
         """Algorithm 1 for one query, given the structures to cover and BM25's ranks (N,)."""
+        wanted = wanted[np.argsort(-self._sizes[wanted], kind="stable")]
+        has = self._pool.matrix[:, wanted].toarray() > 0  # (N, W)
+        covered = np.zeros(len(wanted), dtype=bool)
         left = np.ones(len(rank), dtype=bool)
         left[barred] = False
-        fresh, uncovered, picks = left.copy(), wanted, list[int]()
+        fresh, picks = left.copy(), list[int]()
         while len(picks) < k:
             if not fresh.any():
                 fresh = left.copy()
-            having = self._having(uncovered, fresh)
-            if not len(having):
-                uncovered = wanted
-                having = self._having(uncovered, fresh)
-            candidates = having if len(having) else np.flatnonzero(fresh)
+            there = has[fresh].any(axis=0)
+            covered &= (there & ~covered).any()  # else the cover begins again
+            candidates = np.flatnonzero(fresh)
+            if (there & ~covered).any():
+                candidates = np.flatnonzero(fresh & has[:, (there & ~covered).argmax()])
             best = int(candidates[rank[candidates].argmin()])
             picks.append(best)
             left[best] = False
             fresh &= left & (self._templates != self._templates[best])
-            uncovered = uncovered[~np.isin(uncovered, self._has[[best]].indices)]
+            covered |= has[best]
         return picks
-
-    def _having(self, structures: np.ndarray, fresh: np.ndarray) -> np.ndarray:
-        """The fresh examples with the first of these structures that any of them has."""
-        for each in structures:
-            rows = self._owners.indices[self._owners.indptr[each] : self._owners.indptr[each + 1]]
-            if fresh[rows].any():
-                found: np.ndarray = rows[fresh[rows]]
-                return found
-        return np.empty(0, dtype=np.int64)
