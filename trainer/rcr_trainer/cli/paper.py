@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 
 from rcr_trainer.cli import console
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.paper.cost import budget, pace
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
-from rcr_trainer.paper.sweep import Cell, Sweep
+from rcr_trainer.paper.sweep import Cell, Sweep, budget, pace
 from rcr_trainer.paper.tables import TABLES
 from rcr_trainer.runs.layers import given_settings, load_config, merged
 

@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache, cached_property
-from itertools import product
+from functools import cache, cached_property, reduce
+from itertools import groupby, product
+from operator import add
 from pathlib import Path
 from typing import Any
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PAPER_FAMILY
+from langchain_rcr.policy.prompt import arranged
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.evaluation.budget import estimate
 from rcr_trainer.evaluation.report import EvaluationReport, read_picks
-from rcr_trainer.llm.faults import UnscoredError
+from rcr_trainer.llm.cache import Estimate
+from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import ALONE, GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.layers import checked, load_config, merged
+from rcr_trainer.runs.tasks import divide, load_split, open_language_model
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import SFTSettings
 
@@ -33,6 +40,8 @@ _COSTS = ("queries", "batch_size", "group_size", "epochs", "max_steps")
 _OF_SFT = ("threads", "data", "program", "model", "sft")
 _TRAINED = Variant(GRPO, ALONE, {})
 """The policy that some variants only evaluate."""
+_FEW, _MOST = 3, 64
+"""Prompts that tell how fast the language model is: at least so many at a time, in all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,3 +333,52 @@ def _row(variant: Variant, selector: str) -> Row | None:
     row = variant.rows.get(selector) or variant.rows.get(REST)
     name = name_of(selector)
     return None if row is None else Row(row.label.format(name), row.series.format(name), row.x)
+
+
+# ---------------------------------------------------------------- what it costs
+
+
+def budget(cells: Sequence[Cell]) -> Estimate | None:
+    """What the language model of these runs costs at most; None where none is asked.
+
+    It will be less: kept answers cost nothing, nor do prompts that several runs share.
+    """
+    asking = (cell.config for cell in cells if cell.variant and cell.config.llm.given)
+    costs: list[Estimate] = []
+    with ExitStack() as open_models:
+        llm = None
+        for (data, seed), configs in groupby(asking, lambda config: (config.data, config.seed)):
+            split = load_split(data, seed)
+            for config in configs:
+                task = divide(config, split)
+                llm = llm or open_models.enter_context(open_language_model(config, task, keep=False))
+                costs += estimate(config, task, llm).values()
+    return reduce(add, costs) if costs else None
+
+
+def pace(cells: Sequence[Cell]) -> float | None:
+    """Seconds an answer, by a few of the prompts that these runs ask, whose answers are kept; None: none is asked."""
+    asking = (cell.config for cell in cells if cell.variant and cell.config.evaluation.asks(cell.config.llm))
+    if (config := next(asking, None)) is None:
+        return None
+    task, k = divide(config, load_split(config.data, config.seed)), config.k
+    plain = (baselines.get_baseline(name) for name in config.evaluation.selectors)
+    selector = next((each for each in plain if each.shows and not each.needs), None)
+    few, n = max(_FEW, config.llm.concurrency), min(len(task.test), config.evaluation.answer_queries or _MOST)
+    asked = [task.test[i * len(task.test) // n] for i in range(n)]
+    picks: Any = [range(k)] * n
+    if selector is not None:
+        pool = [{"source": each.source, "target": each.target} for each in task.pool]
+        picks = selector(pool).pick([query.source for query in asked], k)
+    shown = [arranged([task.pool[at].item for at in own], "reversed") for own in picks]
+    prompts = [config.prompt.request(e, each.source, each.fields) for e, each in zip(shown, asked, strict=True)]
+    with open_language_model(config, task) as llm:
+        for start in range(0, n, few):
+            begun = time.perf_counter()
+            try:
+                llm.generate(prompts[start : start + few])
+            except (BudgetExceeded, TooLongError):
+                return None
+            if llm.stats.paid:
+                return (time.perf_counter() - begun) / llm.stats.paid
+    return None
