@@ -133,9 +133,9 @@ class _Beams:
 
     def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64]) -> None:
         """A pick more for each (R,)."""
-        self.exclude = np.column_stack((self.exclude, keys))
-        self.logits = np.column_stack((self.logits, logits))
-        self.log_probs = np.column_stack((self.log_probs, log_probs))
+        self.exclude = np.concatenate((self.exclude, keys[:, None]), axis=1)
+        self.logits = np.concatenate((self.logits, logits[:, None]), axis=1)
+        self.log_probs = np.concatenate((self.log_probs, log_probs[:, None]), axis=1)
 
     def end(self, queries: IntArray, picks: Picks) -> None:
         """Write down the best sequence of each of these queries."""
