@@ -191,7 +191,7 @@ def test_only_the_rows_that_are_named_are_run(tmp_path):
 @pytest.mark.skipif(not IDS.is_dir(), reason=f"no data in {DATA}")
 def test_the_papers_own_settings_fit_every_split(tmp_path):
     config = ROOT / "examples" / "configs" / "paper_geoquery.yaml"
-    given = merged(given_settings(config, {}, {}), {"llm": CHAT})
+    given = merged(given_settings(config, {}), {"llm": CHAT})
     for table in ("main", "rl"):
         geoquery = Sweep(TABLES[table], ["csl_template_1"], [0], tmp_path, DATA, given).cells
         covr = Sweep(TABLES[table], ["covr-110"], [0], tmp_path, tmp_path, given).cells
