@@ -58,12 +58,9 @@ class Se2Selector(LearnedSelector):
 
     def _vectors(self, queries: Sequence[str]) -> Vectors:
         items = self._items
-
-        def vectors(rows: IntArray, picks: IntArray) -> NDArray[np.float32]:
-            pairs = zip(rows, picks, strict=True)
-            return self._query_vectors([appended(queries[row], [items[pick] for pick in own]) for row, own in pairs])
-
-        return vectors
+        return lambda rows, picks: self._query_vectors(
+            [appended(queries[row], [items[pick] for pick in own]) for row, own in zip(rows, picks, strict=True)]
+        )
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         vectors = self._vectors(queries)
