@@ -97,7 +97,7 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
         def forward(self, features: Any) -> Any:
             raise NotImplementedError
 
-        def vectors(self, features: Any, batch_size: int | None = None) -> Any:
+        def vectors(self, features: Any) -> Any:
             return queries[[int(text) for text in features]]
 
         def rows(self, features: Any) -> Rows:
