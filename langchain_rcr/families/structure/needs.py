@@ -283,7 +283,9 @@ class NumpyNeedEncoder(BaseEncoder):
         """Likeness to the landmarks, what phrases say of the small structures, new labels, the home, and the words."""
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
-        homes = np.asarray(home_rows([item.home for item in items]))[:, : self.homes]
+        homes = np.zeros((len(items), 0), np.float32)
+        if self.homes:
+            homes = np.asarray(home_rows([item.home for item in items]))
         grown, raw, new = self._with_additions(), None, None
         if grown is None:
             likeness = self.landmarks.likeness(views)
