@@ -110,38 +110,47 @@ class Picks:
 class _Beams:
     """The sequences that still grow: R of equal length, those of a query one after the other, the best first."""
 
-    def __init__(self, state: State[Any], exclude: IntArray) -> None:
+    def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
         count, self._first = exclude.shape
-        self.state = state
         self.query = np.arange(count)
         """(R,) whose they are."""
-        self.exclude = exclude
+        self.state, self.length = state, 0
+        self._keys = np.concatenate((exclude, np.full((count, k), -1, dtype=np.int64)), axis=1)
+        self._logits = np.full((count, k), -np.inf, dtype=np.float32)
+        self._log_probs = np.full((count, k), np.nan)
+
+    @property
+    def exclude(self) -> IntArray:
         """(R, E + length) what may not be picked next: what was given, then the picks."""
-        self.logits = np.empty((count, 0), dtype=np.float32)
-        self.log_probs = np.empty((count, 0))
-        """(R, length) log π of the picks; NaN where it isn't needed."""
+        return self._keys[:, : self._first + self.length]
 
     @property
     def keys(self) -> IntArray:
         """(R, length) the picks."""
-        return self.exclude[:, self._first :]
+        return self._keys[:, self._first : self._first + self.length]
+
+    @property
+    def log_probs(self) -> NDArray[np.float64]:
+        """(R, length) log π of the picks, where it is needed."""
+        return self._log_probs[:, : self.length]
 
     def keep(self, at: IntArray) -> None:
         """Go on with some of the sequences (M,)."""
-        self.query, self.state, self.exclude = self.query[at], self.state.take(at), self.exclude[at]
-        self.logits, self.log_probs = self.logits[at], self.log_probs[at]
+        self.query, self.state = self.query[at], self.state.take(at)
+        self._keys, self._logits, self._log_probs = self._keys[at], self._logits[at], self._log_probs[at]
 
-    def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64]) -> None:
+    def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64] | None) -> None:
         """A pick more for each (R,)."""
-        self.exclude = np.concatenate((self.exclude, keys[:, None]), axis=1)
-        self.logits = np.concatenate((self.logits, logits[:, None]), axis=1)
-        self.log_probs = np.concatenate((self.log_probs, log_probs[:, None]), axis=1)
+        self._keys[:, self._first + self.length], self._logits[:, self.length] = keys, logits
+        if log_probs is not None:
+            self._log_probs[:, self.length] = log_probs
+        self.length += 1
 
     def end(self, queries: IntArray, picks: Picks) -> None:
         """Write down the best sequence of each of these queries."""
-        at, length = np.searchsorted(self.query, queries), slice(self.keys.shape[1])
-        picks.positions[queries, length], picks.logits[queries, length] = self.keys[at], self.logits[at]
-        picks.probabilities[queries, length] = np.exp(self.log_probs[at])
+        at = np.searchsorted(self.query, queries)
+        picks.positions[queries], picks.logits[queries] = self._keys[at, self._first :], self._logits[at]
+        picks.probabilities[queries] = np.exp(self._log_probs[at])
 
 
 def greedy(
@@ -198,12 +207,12 @@ async def select(
     count = len(queries)
     picks = Picks.none(count, options.k)
     exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
-    beams = _Beams(state.start(queries), exclude)
+    beams = _Beams(state.start(queries), options.k, exclude)
     width, tau = options.beam_width, options.tau if options.scored else None
     hits: Hits | None = None
     if width == 1 and not (options.constraints or options.explore) and hasattr(reader, "ahead"):
         reader.ahead(beams.state, options.k)
-    for _ in range(options.k):
+    while beams.length < options.k:
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
         if options.constraints:
@@ -215,14 +224,14 @@ async def select(
         if options.random is not None:
             hits, log_probs, grows = _drawn(hits, grows, options.explore * options.tau, options.random)
         if width == 1 and grows.all():  # the usual case, faster
-            beams.grow(hits.keys[:, 0], hits.logits[:, 0], log_probs[:, 0])
+            beams.grow(hits.keys[:, 0], hits.logits[:, 0], None if log_probs is None else log_probs[:, 0])
             continue
         at, of = _best(beams, hits.keys, log_probs, grows, width)
         beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
         if not len(at):
             return picks
         beams.keep(at)
-        beams.grow(hits.keys[at, of], hits.logits[at, of], log_probs[at, of])
+        beams.grow(hits.keys[at, of], hits.logits[at, of], None if log_probs is None else log_probs[at, of])
     beams.end(beams.query if width == 1 else np.unique(beams.query), picks)
     return picks
 
@@ -262,9 +271,9 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
     return hits._replace(keys=keys, logits=logits, log_partition=first.log_partition)
 
 
-def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64], BoolArray]:
-    """Log π of each hit (R, t), NaN where it isn't needed, and whether a sequence may go on with it (R, t)."""
-    log_probs, grows = np.full(hits.logits.shape, np.nan), hits.keys >= 0
+def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, BoolArray]:
+    """Log π of each hit (R, t), where it is needed, and whether a sequence may go on with it (R, t)."""
+    log_probs, grows = None, hits.keys >= 0
     if hits.log_partition is not None:
         total = np.maximum(hits.log_partition, _LEAST)[:, None]
         # Above 0 where the total is over the best candidates alone, or by rounding.
@@ -296,7 +305,7 @@ def _drawn(
 
 
 def _best(
-    beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64], grows: BoolArray, width: int
+    beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
     """For each query the most probable of its sequences with one hit more; one for each set of picks.
 
@@ -304,7 +313,7 @@ def _best(
         Sequences (M,), and the hit of each (M,).
     """
     at, of = np.nonzero(grows)
-    scores = beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
+    scores = np.zeros(len(at)) if log_probs is None else beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)
     best = list[int]()
     for n in np.lexsort((-scores, beams.query[at])).tolist():
