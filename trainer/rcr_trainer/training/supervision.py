@@ -15,7 +15,7 @@ from scipy import sparse
 
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
-from rcr_trainer.data.coverage import greedy_coverage, recall, structure_matrices
+from rcr_trainer.data.coverage import greedy_coverage, recall, row_blocks, structure_matrices
 from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.errors import DataError
 
@@ -123,30 +123,33 @@ class HardNegatives:
         top: int,
         worst: int,
     ) -> None:
-        scorer = BM25Scorer(pool)
-        self.nearest = np.empty((len(queries), min(top, len(pool))), dtype=np.int64)
+        scorer, forbidden = BM25Scorer(pool), supervision.forbidden
+        count, top, states = len(queries), min(top, len(pool)), picked.shape[1] + 1
+        worst = min(worst, top)
+        self.nearest = np.empty((count, top), dtype=np.int64)
         """(Q, H) positions, nearest first; where fewer than H are allowed, the forbidden ones come last."""
-        self._worst: list[list[IntArray]] = []
-        for row, barred in enumerate(supervision.forbidden):
-            scores = scorer.scores(queries[row : row + 1])[0]
-            scores[barred] = -np.inf
-            self.nearest[row] = nearest = np.argsort(-scores, kind="stable")[:top]
-            gains, own = supervision.gains(np.array([row]), picked[[row]], nearest)[0], list[IntArray]()
-            for step, gain in enumerate(gains):
-                # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
-                may = np.isfinite(scores[nearest]) & ~np.isin(nearest, picked[row, :step])
-                least = nearest[may][np.argsort(gain[may], kind="stable")[:worst]]
-                own.append(least if len(least) else nearest[:1])
-            self._worst.append(own)
+        self._worst, self._found = np.empty((count, states, worst), np.int64), np.empty((count, states), np.int64)
+        for block in row_blocks(count, states * len(pool)):
+            scores = scorer.scores(queries[block])
+            for row, barred in enumerate(forbidden[block]):
+                scores[row, barred] = -np.inf
+            nearest = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+            # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
+            earlier = np.arange(states - 1) < np.arange(states)[:, None]
+            gone = (nearest[:, None, :, None] == picked[block, None, None, :]) & earlier[:, None]
+            open_ = np.isfinite(np.take_along_axis(scores, nearest, axis=1))[:, None] & ~gone.any(axis=3)
+            gains = supervision.gains(np.arange(count)[block], picked[block])
+            near = np.where(open_, np.take_along_axis(gains, nearest[:, None], axis=2), np.inf)
+            least = np.argsort(near, axis=2, kind="stable")[..., :worst]
+            self.nearest[block], self._worst[block] = nearest, np.take_along_axis(nearest[:, None], least, axis=2)
+            self._found[block] = open_.sum(axis=2).clip(1, worst)
 
     def draw(self, queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
         """A hard negative (B,) for each state: a query (B,) after so many (B,) of its picks.
 
         If none of the H may be picked, one that may not be.
         """
-        found = [self._worst[query][step] for query, step in zip(queries, steps, strict=True)]
-        drawn = rng.integers([len(each) for each in found])
-        return np.array([each[at] for each, at in zip(found, drawn, strict=True)])
+        return self._worst[queries, steps, rng.integers(self._found[queries, steps])]
 
 
 # ---------------------------------------------------------------- batches
