@@ -65,7 +65,7 @@ def test_remax_without_a_baseline_learns_nothing():
     advantages, scored = estimate("remax", np.array([[1.0, NAN], [1.0, 0.0]]), np.array([0.5, NAN]))
     assert advantages.tolist() == [[0.5, 0.0], [0.0, 0.0]]
     assert scored.tolist() == [[True, False], [False, False]]
-    with pytest.raises(TypeError, match="greedy"):
+    with pytest.raises(ValueError, match="greedy"):
         estimate("remax", np.zeros((1, 2)))
 
 

@@ -25,10 +25,12 @@ def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -
     Returns:
         Advantages (B, G), and whether each sequence has one, (B, G) bool.
     """
-    function, scored = ADVANTAGES[name].function, ~np.isnan(rewards)
+    entry, scored = ADVANTAGES[name], ~np.isnan(rewards)
+    if not entry.reads_greedy:
+        return entry.function(rewards), scored
     if greedy is None:
-        return function(rewards), scored
-    return function(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
+        raise ValueError(f"{name} compares with the greedy sequence's reward")
+    return entry.function(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
 
 
 def grpo(rewards: FloatArray) -> FloatArray:
