@@ -230,9 +230,16 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return [getattr(one, "documents", one) for one in found]
 
     async def abatch(
-        self, inputs: list[str], config: RunnableConfig | list[RunnableConfig] | None = None, **options: Any
+        self,
+        inputs: list[str],
+        config: RunnableConfig | list[RunnableConfig] | None = None,
+        *,
+        return_exceptions: bool = False,
+        drafts: Mapping[str, str] | None = None,
+        **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
+        options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
         found = await self._select(True, True, inputs, config, **options)
         return [getattr(one, "documents", one) for one in found]
 
