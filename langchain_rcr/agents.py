@@ -253,7 +253,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
     def _known(self, request: ModelRequest[Any]) -> set[str]:
         """The names of the request's tools that the pool has, of which to pick."""
         names = {tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include
-        return {row.id for row in self.retriever.store.index.rows(names)} if names else names
+        return self.retriever.store.index.known(sorted(names)) if names else names
 
 
 def _with_tools(request: ModelRequest[Any], known: set[str], picks: Sequence[Document]) -> ModelRequest[Any]:

@@ -107,8 +107,3 @@ def reading(index, where=None):
         yield Reading(index, reader)
     finally:
         index.run(opened.__aexit__(None, None, None))
-
-
-def known(index, ids):
-    """Which of these ids an index has."""
-    return {row.id for row in index.rows(ids)}

@@ -161,6 +161,9 @@ class CandidateIndex(Protocol):
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Which of these ids are there."""
+
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all by order of adding; not to be changed."""
 

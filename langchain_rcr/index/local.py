@@ -234,6 +234,11 @@ class LocalIndex(InThisThread, ABC):
                 self._compact()
             return len(there)
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Which of these ids are there."""
+        with self._lock:
+            return self._keys.keys() & set(ids)
+
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all; not to be changed."""
         with self._lock:

@@ -138,7 +138,7 @@ class VectorStoreIndex(InThisThread):
         if where is None:
             yield _Reader(self.documents, header, self._partition)
         else:
-            found = self._passing(where, header)
+            found = sorted(self._passing(where, header), key=lambda one: one.key)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
             yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
@@ -166,7 +166,7 @@ class VectorStoreIndex(InThisThread):
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self.documents.document(key, *one) for key, one in enumerate(each, start=header.next)]
             ids = [row.id for row in rows]
-            there = {row.id for row in self.rows([*ids, *replace])}
+            there = self.known([*ids, *replace])
             gone = there & {*replace}
             check_ids(ids, (there - gone) & {*ids})
             if gone:
@@ -192,17 +192,23 @@ class VectorStoreIndex(InThisThread):
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; unknown ids are ignored. Returns how many there were."""
         with self.documents.changing:
-            header, there = self._bound(), sorted(row.id for row in self.rows(ids))
+            header, there = self._bound(), sorted(self.known(ids))
             if there:
                 self.documents.remove(there)
                 self.documents.write_header(dataclasses.replace(header, count=header.count - len(there)))
             return len(there)
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Which of these ids are there."""
+        return {row.id for row in self.rows(ids)}
+
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all that the store finds."""
         header = self._bound()
         if ids is None:
-            return [one.row for one in self._every(header)]
+            ones = np.ones(header.dim, dtype=np.float32)
+            found = self.documents.nearest(ones, header.count) if header.count else []
+            return [one.row for one in sorted(found, key=lambda one: one.key)]
         wanted = dict.fromkeys(ids)
         names = [self.documents.name_of(one) for one in wanted if one]
         there = map(loaded, self.documents.by_names(names, header.count))
@@ -217,12 +223,6 @@ class VectorStoreIndex(InThisThread):
             raise EngineError(f"{self.name} holds no pool any more: its documents were deleted by somebody else")
         return header
 
-    def _every(self, header: Header, own: Any = None) -> list[Found]:
-        """All examples by order of adding, or those that the store's own filter lets through."""
-        ones = np.ones(header.dim, dtype=np.float32)
-        found = self.documents.nearest(ones, header.count, own) if header.count else []
-        return sorted(found, key=lambda one: one.key)
-
     def _passing(self, where: Filter, header: Header) -> list[Found]:
         own = self._translate(where) if self._translate is not None else store_filter(self.documents.store, where)
         if own is None and header.count > self._scan_limit:
@@ -230,10 +230,11 @@ class VectorStoreIndex(InThisThread):
                 f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
-        found = self._every(header, own)
+        ones = np.ones(header.dim, dtype=np.float32)
+        found = self.documents.nearest(ones, header.count, own) if header.count else []
         if own is not None and not found and header.count <= self._scan_limit:
             # To tell a field that no example has from a value that none has.
-            own, found = None, self._every(header)
+            own, found = None, self.documents.nearest(ones, header.count)
         known = {field for one in found for field in one.row.example}
         if header.count and own is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))

@@ -62,6 +62,8 @@ class ExamplePool:
         self.spec = spec or ProgramSpec()
         self.ids: tuple[str, ...] = ()
         """(N,) the ids, by position."""
+        self.of_content = False
+        """Whether the ids are made of what the examples hold, so that a changed example has another id."""
         self.examples: tuple[dict[str, Any], ...] = ()
         """(N,) the examples, by position. Not to be changed in place."""
         self._items: tuple[Item, ...] = ()
@@ -148,6 +150,7 @@ class ExamplePool:
         new = random_ids(len(rows)) if ids is None else self._checked(ids, len(rows))
         self.examples += tuple(copied(rows, new))
         self.ids += new
+        self.of_content = False
         self._items += items
 
     def _read(self, examples: Sequence[Example], where: Callable[[int], str]) -> tuple[Item, ...]:
@@ -191,7 +194,7 @@ def pool_of(
             digest = blake2b(_content(example).encode("utf-8", "surrogatepass"), digest_size=16).hexdigest()
             seen[digest] += 1
             made.append(digest if seen[digest] == 1 else f"{digest}-{seen[digest]}")
-        pool.ids = tuple(made)
+        pool.ids, pool.of_content = tuple(made), True
     return pool
 
 

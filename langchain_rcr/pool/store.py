@@ -144,7 +144,7 @@ class ExampleStore:
     def _changes(self, pool: ExamplePool, append: bool) -> tuple[list[int], list[str]]:
         """What makes the engine hold the pool: the positions of the examples to add, and the ids that they replace."""
         count = self.index.count()
-        known = {row.id: row.example for row in self.index.rows(pool.ids)} if count else {}
+        known = self.index.known(pool.ids) if count else set()
         fresh, gone = [at for at, example_id in enumerate(pool.ids) if example_id not in known], list[str]()
         if count > len(known) and not append:
             # Read only where it can matter: it is the whole engine.
@@ -156,8 +156,10 @@ class ExampleStore:
                     f"{len(pool)}: append=True keeps them in the pool; otherwise give it a collection, table or object "
                     "of its own, or delete them there first (index.rows() lists them, index.delete(ids) deletes)"
                 )
-        others = changed(pool, known)
-        return sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
+        if known and not pool.of_content:  # ids made of content change with it
+            others = changed(pool, {row.id: row.example for row in self.index.rows(known)})
+            fresh, gone = sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
+        return fresh, gone
 
     def __repr__(self) -> str:
         return f"ExampleStore({self.index.count()} examples in {type(self.index).__name__}, keys {self.schema.keys})"

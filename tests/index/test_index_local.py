@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain_reader import known, reading
+from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row
@@ -72,12 +72,12 @@ def test_shapes_and_rows(index):
         np.testing.assert_array_equal(reader.vectors(keys[:, 0]), pool.context[keys[:, 0]])
         np.testing.assert_allclose(reader.candidates(keys[:, 0]), pool.candidate[keys[:, 0]], rtol=1e-3)
         assert reader.rows(keys[0]) == [rows[key] for key in keys[0]]
-    assert known(index, ["0-1", "x", "0-8"]) == {"0-1", "0-8"}
+    assert index.known(["0-1", "x", "0-8"]) == {"0-1", "0-8"}
 
 
 def test_an_empty_index(index):
     assert index.count() == 0
-    assert known(index, ["a"]) == set()
+    assert index.known(["a"]) == set()
     assert index.delete(["a"]) == 0
     index.add([], PoolVectors(np.empty((0, 4), np.float32), np.empty((0, 4), np.float32)))
     with reading(index) as reader:
@@ -104,7 +104,7 @@ def test_what_is_added_is_found_at_once_and_deletes_are_gone_at_once(index):
             assert index.delete(["new", "unknown", "new", "0-0"]) == 2
             assert everything(index) == ["0-1", "0-2", "0-3", "0-4"]
             assert index.count() == 4
-            assert known(index, ["new", "0-0", "0-1"]) == {"0-1"}
+            assert index.known(["new", "0-0", "0-1"]) == {"0-1"}
             # Readers that began earlier see what was there.
             assert reader.size == 6
             assert reader.search(np.ones((1, 4), dtype=np.float32), 1, [NOTHING])[0].tolist() == [[5]]
@@ -151,7 +151,7 @@ def test_a_taken_id_adds_nothing(index, rows, replace, message):
     with pytest.raises(PoolError, match=message):
         index.add(rows, vectors(np.random.default_rng(1), 2), replace=replace)
     assert everything(index) == ["0-0", "0-1", "0-2"]
-    assert known(index, ["a"]) == set()
+    assert index.known(["a"]) == set()
 
 
 @pytest.mark.parametrize(
@@ -256,7 +256,7 @@ def test_pickles_and_copies(index):
         other.add(rows_of("only there"), vectors(np.random.default_rng(1), 1))
         other.delete(["0-0"])
         assert (other.count(), index.count()) == (128, 128)
-        assert known(index, ["only there", "0-0"]) == {"0-0"}
+        assert index.known(["only there", "0-0"]) == {"0-0"}
         with pytest.raises(CheckpointError):
             other.bind("another", 4)
 

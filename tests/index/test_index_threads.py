@@ -5,7 +5,7 @@ import threading
 
 import numpy as np
 import pytest
-from plain_reader import known, reading
+from plain_reader import reading
 
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.faiss import FaissIndex
@@ -137,5 +137,5 @@ def test_writers_do_not_lose_each_others_rows():
         thread.join()
     expected = {f"{w * 100 + n}-{m}" for w in range(8) for n in range(20) for m in range(GROUP) if m or not n % 2}
     assert index.count() == len(expected)
-    assert known(index, list(expected)) == expected
+    assert index.known(list(expected)) == expected
     assert {row.id for row in index.content()[0]} == expected

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.vectorstores import InMemoryVectorStore, VectorStore
-from plain_reader import known, reading
+from plain_reader import reading
 from vector_stores import STORES
 
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError
@@ -86,13 +86,13 @@ def test_what_is_there_and_what_is_not(make):
     rows, vectors = drawn(2, 10)
     index = make()
     index.bind("f", DIM)
-    assert (index.count(), known(index, ["0"]), index.delete(["0"])) == (0, set(), 0)
+    assert (index.count(), index.known(["0"]), index.delete(["0"])) == (0, set(), 0)
     with reading(index) as reader:
         assert (reader.search(ONES, 2, [NOTHING])[0] == -1).all()
     assert picks(index, ONES, Options(1), parse_filter({"db": 1}))[0] == [[]]
     index.add(rows, vectors)
     index.bind("f", DIM)
-    assert (index.count(), known(index, ["0", "9", "10"])) == (10, {"0", "9"})
+    assert (index.count(), index.known(["0", "9", "10"])) == (10, {"0", "9"})
     with pytest.raises(PoolError, match="the id '0' is taken by another example"):
         index.add(rows[:1], part(vectors, [0]))
     with pytest.raises(PoolError, match="field that is no JSON"):
@@ -239,7 +239,7 @@ def test_a_store_that_fails_and_one_that_lacks_a_method(monkeypatch):
     with pytest.raises(EngineError, match=r"^InMemoryVectorStore: disk full$"):
         index.add(rows[2:], part(vectors, slice(2, 5)))
     monkeypatch.undo()
-    assert (index.count(), known(index, [row.id for row in rows])) == (2, {"0", "1"})
+    assert (index.count(), index.known([row.id for row in rows])) == (2, {"0", "1"})
     index.add(rows[2:], part(vectors, slice(2, 5)))
     assert index.count() == 5
 
@@ -257,13 +257,13 @@ def test_a_store_without_a_look_up_by_id_is_searched():
 
     rows, vectors = drawn(8, 5)
     index = filled(VectorStoreIndex(Searched, scan_limit=5), rows, vectors)
-    assert (index.count(), known(index, ["0", "4", "5", ""])) == (5, {"0", "4"})
+    assert (index.count(), index.known(["0", "4", "5", ""])) == (5, {"0", "4"})
     with pytest.raises(PoolError, match="the id '0' is taken"):
         index.add(rows[:1], part(vectors, [0]))
     assert index.delete(["0", "0", "nobody"]) == 1
     index.add([*rows[:1], Row("x", {}, 0)], part(vectors, [0, 1]))
     with pytest.raises(InputError, match=r"Searched can't look ids up, .* holds more examples than scan_limit = 5"):
-        known(index, ["0"])
+        index.known(["0"])
 
 
 def test_a_pool_that_stays(tmp_path):
@@ -273,7 +273,7 @@ def test_a_pool_that_stays(tmp_path):
     filled(VectorStoreIndex(chroma.Chroma, **options), rows, vectors)
     again = VectorStoreIndex(chroma.Chroma, **options)
     again.bind("f", DIM)
-    assert (again.count(), known(again, ["5", "6"])) == (6, {"5"})
+    assert (again.count(), again.known(["5", "6"])) == (6, {"5"})
 
 
 class Killed(BaseException):
@@ -298,7 +298,7 @@ def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
         monkeypatch.undo()
         index.bind("f", DIM)
         assert index.count() >= 2
-        assert known(index, ["0", "1"]) == {"0", "1"}
+        assert index.known(["0", "1"]) == {"0", "1"}
     before = index.count()
     index.add(rows[19:], part(vectors, [19]))
     assert index.count() == before + 1

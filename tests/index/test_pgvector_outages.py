@@ -11,7 +11,7 @@ import warnings
 
 import numpy as np
 import pytest
-from plain_reader import known, reading
+from plain_reader import reading
 
 from langchain_rcr.errors import EngineError
 from langchain_rcr.index.base import PoolVectors, Row
@@ -89,7 +89,7 @@ def test_an_unreachable_server_is_named_without_the_password(new):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))  # and doesn't listen
         index = new(url=f"postgresql://me:hunter2@127.0.0.1:{taken.getsockname()[1]}/shop")
-        for call in (index.count, lambda: index.bind("f", DIM), lambda: known(index, ["a"])):
+        for call in (index.count, lambda: index.bind("f", DIM), lambda: index.known(["a"])):
             started = time.monotonic()
             with pytest.raises(EngineError, match="Connection refused") as caught:
                 call()
@@ -156,7 +156,7 @@ def test_a_writer_killed_half_way_has_written_nothing(filled, admin):
     assert "terminating connection due to administrator command" in errors[0]
     assert index.count() == 3
     index.add(*rows("x", "y"))
-    assert known(index, ["x", "y", "z"]) == {"x", "y"}
+    assert index.known(["x", "y", "z"]) == {"x", "y"}
 
 
 def test_time_limits(filled, admin):

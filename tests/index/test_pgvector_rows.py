@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from plain_reader import known, reading
+from plain_reader import reading
 
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row
@@ -47,7 +47,7 @@ def test_what_a_row_may_hold(two):
     }
     ids = [nasty, "i" * 1_000_000]
     index.add([Row(one, example, -(2**63)) for one in ids], vectors)
-    assert known(index, [*ids, "id 0"]) == {*ids, "id 0"}
+    assert index.known([*ids, "id 0"]) == {*ids, "id 0"}
     with reading(index, parse_filter({nasty: nasty})) as reader:
         keys, _ = reader.search(np.ones((1, DIM), dtype=np.float32), 2, [NOTHING])
         found = reader.rows(np.sort(keys[0]))

@@ -4,7 +4,7 @@ import uuid
 
 import numpy as np
 import pytest
-from plain_reader import known, reading
+from plain_reader import reading
 
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.families.state import AdditiveState
@@ -208,7 +208,7 @@ def test_adding_replacing_and_deleting(filled):
     new_rows, new_vectors = make(np.random.default_rng(2), 4, start=8)
     index.add(new_rows, new_vectors, replace=[row.id for row in new_rows])
     assert index.count() == 12
-    assert known(index, ["id 0", "id 11", "id 12", "", "\0", "\ud800"]) == {"id 0", "id 11"}
+    assert index.known(["id 0", "id 11", "id 12", "", "\0", "\ud800"]) == {"id 0", "id 11"}
     with reading(index) as reader:
         keys = reader.search(state, 12, [NOTHING])[0][0]
         there = {row.id: (key, row) for key, row in zip(keys.tolist(), reader.rows(keys), strict=True)}
@@ -226,7 +226,7 @@ def test_adding_replacing_and_deleting(filled):
 
 def test_an_empty_pool_and_a_missing_one(new):
     index = new()
-    assert (index.count(), index.delete(["x"]), known(index, ["x"])) == (0, 0, set())
+    assert (index.count(), index.delete(["x"]), index.known(["x"])) == (0, 0, set())
     for bound in (False, True):
         if bound:
             index.bind("f", DIM)
@@ -258,7 +258,7 @@ def test_several_pools_of_different_dimensions(new):
         index.add(*make(np.random.default_rng(dim), count, dim=dim))
     assert (first.count(), second.count()) == (5, 2)
     first.delete(["id 0"])
-    assert known(second, ["id 0"]) == {"id 0"}
+    assert second.known(["id 0"]) == {"id 0"}
     vectors = make(np.random.default_rng(16_000), 2, dim=16_000)[1]
     with reading(second) as reader:
         keys, logits = reader.search(vectors.context[:1], 2, [NOTHING])

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
-from plain_reader import known
 from test_plugin_saved import EXAMPLES, QUERY, build, count_encoded
 from test_plugin_selectors import WordCounts
 from toys import lexical
@@ -134,9 +133,9 @@ def test_what_replaces_others_comes_as_they_go(encoder: TriEncoder, index: Any) 
     vectors = encoder.encode_pool(retriever.store.schema.extended([row.example for row in rows]).items())
     with pytest.raises(PoolError, match="the id 'b' is taken"):
         index.add(rows, vectors, replace=["a", "c"])
-    assert known(index, [*IDS, "x"]) == {*IDS}
+    assert index.known([*IDS, "x"]) == {*IDS}
     index.add([row._replace(id=one) for row, one in zip(rows, "ax", strict=True)], vectors, replace=["a", "c", "gone"])
-    assert {row.id for row in index.rows()} == {*"abdex"} == known(index, [*IDS, "x"])
+    assert {row.id for row in index.rows()} == {*"abdex"} == index.known([*IDS, "x"])
     assert index.count() == 5
 
 

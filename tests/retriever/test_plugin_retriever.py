@@ -14,7 +14,6 @@ import pytest
 from documents import same_documents
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.runnables import ConfigurableField
-from plain_reader import known
 from toys import lexical
 
 from langchain_rcr import (
@@ -329,7 +328,7 @@ def test_adding_at_the_same_time_loses_nothing(
     monkeypatch.setattr(ExamplePool, "extended", slow)
     with ThreadPoolExecutor(4) as threads:
         added = list(threads.map(lambda n: retriever.add_example({"source": "x", "target": f"{n}"}), range(8)))
-    assert known(retriever.store.index, [*"abcdefghi", *added]) == {*"abcdefghi", *added}
+    assert retriever.store.index.known([*"abcdefghi", *added]) == {*"abcdefghi", *added}
     assert len(retriever.invoke(QUERY, k=17)) == 17
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from documents import same_documents
-from plain_reader import known
 from toys import lexical, reseal
 
 from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
@@ -52,7 +51,7 @@ def test_what_was_added_and_deleted_is_there_after_saving_and_nothing_is_encoded
     again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved", k=3)
     assert encoded == []
     assert same_documents(again.invoke(QUERY, k=5), retriever.invoke(QUERY, k=5))
-    assert known(again.store.index, "abcdef") == set("acdef")
+    assert again.store.index.known("abcdef") == set("acdef")
     again.add_example({"source": "x", "target": "y"})
     assert encoded == [1]
 

@@ -268,6 +268,10 @@ class PgVectorIndex:
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
         return sum(count for (count,) in self.run(self._told(WRITING, _DELETE, ids)))
 
+    def known(self, ids: Sequence[str]) -> set[str]:
+        """Which of these ids are there."""
+        return {one for (one,) in self.run(self._told(READING, _KNOWN, ids))}
+
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """See `CandidateIndex.rows`."""
         found = self.run(self._told(READING, _ROWS, ids))
