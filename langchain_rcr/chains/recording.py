@@ -10,7 +10,7 @@ from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.pool.outcomes import OutcomeLog
+from langchain_rcr.pool.outcomes import OutcomeLog, checked_outcome
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 _ASKED = 100
@@ -27,7 +27,7 @@ class OutcomeRecorder(BaseCallbackHandler):
     Args:
         retriever: ours, with a `log`.
         outcome: says how good the chain's output is; None, or a None from it: that comes later, by the run
-            (`OutcomeLog.outcome`, `record_feedback`).
+            (`OutcomeLog.outcome`, `record_feedback`). So it does where it fails, which LangChain logs.
 
     Raises:
         InputError: the retriever is none of ours, or has no log.
@@ -54,8 +54,16 @@ class OutcomeRecorder(BaseCallbackHandler):
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A run has its output."""
-        if self._root.pop(run_id, None) == run_id:
-            self._write(run_id, None if self._outcome is None else self._outcome(outputs))
+        if self._root.pop(run_id, None) != run_id:
+            return
+        if self._outcome is None:
+            return self._write(run_id, None)
+        try:
+            outcome = checked_outcome(self._outcome(outputs))
+        except Exception:  # the picks are kept: how good they were can be said later, by the run
+            self._write(run_id, None)
+            raise
+        self._write(run_id, outcome)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A run has failed."""

@@ -7,6 +7,7 @@ import string
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,11 @@ class Databases:
         self._busy: set[str] = set()
         self._idle: OrderedDict[str, Database] = OrderedDict()  # the least recently used first
         self._changed = threading.Condition()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy has processes of its own.
+        limits = {name: value for name, value in self._limits.items() if name != "max_processes"}
+        return partial(Databases, max_databases=self._most, **limits), (self._template,)
 
     def path(self, fields: Mapping[str, Any]) -> str:
         """The file that a question's fields name; an `InputError` if one is missing or no plain name."""

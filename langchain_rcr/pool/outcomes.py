@@ -86,7 +86,7 @@ class OutcomeLog:
             raise InputError(f"not a pick of this retriever: id {wrong[0][0]!r:.80}, step {wrong[0][1]!r:.80}")
         ids, _, probabilities = zip(*sorted(picks, key=itemgetter(1)), strict=True) if picks else ((), (), ())
         text = {"text": question} if self.text else {}
-        made = Outcome(digest(question), ids, probabilities, _checked(outcome), explore, policy, run)
+        made = Outcome(digest(question), ids, probabilities, checked_outcome(outcome), explore, policy, run)
         self._append({name: value for name, value in asdict(made).items() if name != "text"} | text)
 
     def outcome(self, run: str, outcome: float) -> None:
@@ -95,7 +95,7 @@ class OutcomeLog:
         Raises:
             InputError: it is not a finite number, or the file can't be written.
         """
-        self._append({"run": str(run), "outcome": _checked(outcome)})
+        self._append({"run": str(run), "outcome": checked_outcome(outcome)})
 
     def read(self) -> Iterator[Outcome]:
         """What was recorded, oldest first, each with its last outcome.
@@ -140,7 +140,8 @@ class OutcomeLog:
         return sorted(path for path in found if path.suffix[1:].isdigit())
 
 
-def _checked(outcome: float | None) -> float | None:
+def checked_outcome(outcome: float | None) -> float | None:
+    """The outcome as a float; an `InputError` if it is not a finite number."""
     if outcome is None:
         return None
     if not isinstance(outcome, Real) or not math.isfinite(outcome):

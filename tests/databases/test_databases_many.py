@@ -1,5 +1,7 @@
 """Many databases: which file a question's fields name, how many are open at a time, and what its users see of it."""
 
+import copy
+import pickle
 import sqlite3
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +45,18 @@ def test_a_folder_or_a_template_names_the_files(folder, form):
         assert run("SELECT count(*) FROM t_c", {"db_id": "c", "more": [1]}) == [(3,)]
         with pytest.raises(ProgramError, match="no such table: t_c"):
             run("SELECT count(*) FROM t_c", {"db_id": "a"})
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
+def test_a_copy_has_processes_of_its_own(folder, copied):
+    with Databases(folder, max_databases=2, max_rows=3) as run:
+        assert run("SELECT * FROM t_c", {"db_id": "c"}) == [(0,), (1,), (2,)]
+        with copied(run) as other:
+            assert other("SELECT count(*) FROM t_e", {"db_id": "e"}) == [(5,)]
+            with pytest.raises(ProgramError, match="more than 3 rows"):
+                other("SELECT * FROM t_e", {"db_id": "e"})
+            assert other._most == 2
+        assert run("SELECT count(*) FROM t_c", {"db_id": "c"}) == [(3,)]
 
 
 def test_one_database_is_not_many(folder):

@@ -1,7 +1,9 @@
 """Exploring: picks drawn with known probabilities, and what a retriever or chain records of them."""
 
+import math
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -158,6 +160,18 @@ async def test_a_recorder_writes_each_question_of_a_chain_once(
     assert Counter(each.text for each in read) == Counter(["how many cats", "how many dogs", "how many red cats"])
     assert sorted(each.outcome for each in read if each.outcome is not None) == [0.0, 1.0, 1.0]
     assert len({each.run for each in read}) == 3
+
+
+@pytest.mark.parametrize("outcome", [lambda _: 1 / 0, lambda _: math.nan, lambda _: "good"])
+def test_a_recorder_keeps_the_picks_where_the_outcome_fails(
+    encoder: TriEncoder, tmp_path: Path, outcome: Callable[[object], float], caplog: pytest.LogCaptureFixture
+) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    retriever = make(encoder, explore=0.5, log=log)
+    chain = RunnableLambda(retriever.invoke)
+    chain.invoke("how many cats", {"callbacks": [OutcomeRecorder(retriever, outcome)]})
+    assert [(each.outcome, len(each.picks)) for each in log.read()] == [(None, 4)]
+    assert "OutcomeRecorder.on_chain_end" in caplog.text
 
 
 async def test_a_recorder_knows_its_retriever_among_others_and_in_a_tool(encoder: TriEncoder, tmp_path: Path) -> None:
