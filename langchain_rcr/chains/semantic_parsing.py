@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutinefunction
+from operator import itemgetter
 from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
@@ -16,6 +17,7 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
     Runnable,
+    RunnableBranch,
     RunnableConfig,
     RunnableLambda,
     RunnableSerializable,
@@ -26,6 +28,7 @@ from pydantic import ConfigDict, Field
 
 from langchain_rcr.chains.answers import read_answer
 from langchain_rcr.chains.few_shot import (
+    ELSEWHERE,
     PICKED,
     PickedExamples,
     asked_again,
@@ -139,7 +142,7 @@ def semantic_parsing_chain(
     if hidden and isinstance(innermost(retriever), SequentialCompositionalRetriever):
         name = hidden.pop()
         raise InputError(f"a chain can't show the field {name!r} of an example, which the pick's own hides: rename it")
-    labels, describe = APPENDIX_D.labels, None
+    labels, describe, elsewhere = APPENDIX_D.labels, None, None
     if prompt is None or isinstance(prompt, Prompt):
         picked, names = PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
         own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
@@ -147,6 +150,7 @@ def semantic_parsing_chain(
         as_text = completes(llm) and own.form == "text"
         written = few_shot_prompt if as_text else chat_few_shot_prompt
         prompt = written(picked, prompt=described, **names)
+        elsewhere = with_picks(written(picked, prompt=described.elsewhere, **names)) if described.others else None
         labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))
@@ -155,10 +159,13 @@ def semantic_parsing_chain(
     if fed is None:
         advice = "give one with an example_selector, as few_shot_prompt makes it"
         raise InputError(f"prompt has no place for the picks: {advice}")
+    if describe is not None:
+        placed = fed if elsewhere is None else RunnableBranch((itemgetter(ELSEWHERE), elsewhere), fed)
+        fed = RunnableLambda(describe, name="describe_database") | placed
     return SemanticParsingChain(
         llm=model,
         retriever=retriever,
-        prompt=fed if describe is None else RunnableLambda(describe, name="describe_database") | fed,
+        prompt=fed,
         parse=_parse_function(parser),
         language=language,
         execute=execute,

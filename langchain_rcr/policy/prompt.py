@@ -12,18 +12,35 @@ from pydantic import Field, model_validator
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.errors import InputError
-from langchain_rcr.policy.schema import fitted
+from langchain_rcr.policy.schema import fitted, of_others
 
 T = TypeVar("T")
-_SQL = "Write one SQL query that answers the last question. Answer with the query alone. The database:\n\n{schema}"
+_TASK = "Write one SQL query that answers the last question. Answer with the query alone."
+_DATABASE = "The database:\n\n{schema}"
+_SQL = f"{_TASK} {_DATABASE}"
 
-PROMPTS: Mapping[str, Mapping[str, str]] = {
+PROMPTS: Mapping[str, Mapping[str, Any]] = {
     "appendix_d": {"form": "text", "question": "Source: {source}", "answer": "Target: {target}"},
     "chat": {"form": "chat", "question": "{source}", "answer": "{target}"},
-    "sql": {"form": "text", "prefix": f"{_SQL}\n", "question": "Question: {source}", "answer": "SQL: {target}"},
-    "sql_chat": {"form": "chat", "system": _SQL, "question": "{source}", "answer": "{target}"},
+    "sql": {
+        "form": "text",
+        "prefix": f"{_SQL}\n",
+        "question": "Question: {source}",
+        "answer": "SQL: {target}",
+        "others": {"prefix": f"{_TASK} These are questions to other databases:\n", "suffix": f"\n{_DATABASE}\n"},
+    },
+    "sql_chat": {
+        "form": "chat",
+        "system": _SQL,
+        "question": "{source}",
+        "answer": "{target}",
+        "others": {"system": f"{_TASK} The examples are of other databases.", "suffix": f"{_DATABASE}\n"},
+    },
 }
-"""Name → the fields of `Prompt` that it sets; the first is the default."""
+"""Name → the fields of `Prompt` that it sets; the first is the default.
+
+Examples of the question's own database follow its schema; those of others precede it, else small models take the
+examples' tables for the database's (docs/results.md)."""
 _BY_NAME: Any = None
 """Default of a field that the named prompt sets."""
 _ABOUT = {
@@ -82,6 +99,11 @@ class Prompt(Section):
     form: Literal["text", "chat"] = Field(
         _BY_NAME, description="text: examples and question as one text; chat: as messages, which needs llm.kind: chat."
     )
+    others: dict[Literal["system", "prefix", "suffix"], str] = Field(
+        _BY_NAME,
+        description="What takes the place of system, prefix and suffix where most of the examples read tables that "
+        "{schema} lacks. Nothing, if you set one of these yourself.",
+    )
     system: str | None = Field(
         None,
         description="What is said first, to a chat model as a system message. null: for one text to a chat model a "
@@ -107,9 +129,12 @@ class Prompt(Section):
         """Fill in what is left out or null from the named prompt."""
         if not isinstance(values, Mapping):
             return values
-        texts = dict.fromkeys(("prefix", "suffix", "db_schema"), "")
+        none: dict[str, Any] = {**dict.fromkeys(("prefix", "suffix", "db_schema"), ""), "others": {}}
         named = PROMPTS.get(str(values.get("name") or "appendix_d"), PROMPTS["appendix_d"])
-        return {**texts, **named, **{name: value for name, value in values.items() if value is not None}}
+        given = {name: value for name, value in values.items() if value is not None}
+        if given.keys() & {"system", "prefix", "suffix"}:
+            named = {name: value for name, value in named.items() if name != "others"}
+        return {**none, **named, **given}
 
     @model_validator(mode="after")
     def _agree(self) -> Prompt:
@@ -126,12 +151,19 @@ class Prompt(Section):
                 raise ValueError(f"prompt.{field} = {show(template)}: {error}") from None
         if self.form == "chat" and self.prefix:
             raise contradiction("prompt.prefix", self.prefix, "prompt.form", "chat", "put it into prompt.system")
+        if self.others:
+            self.elsewhere  # noqa: B018 - its templates are checked, too
         return self
+
+    @property
+    def elsewhere(self) -> Prompt:
+        """The prompt where the examples are of other databases."""
+        return Prompt.model_validate({**self.model_dump(), **self.others, "others": {}}) if self.others else self
 
     @property
     def variables(self) -> list[str]:
         """The further fields of a question that it shows, sorted."""
-        templates = (self.system or "", self.prefix, self.suffix)
+        templates = (self.system or "", self.prefix, self.suffix, *self.others.values())
         names = {name for template in templates for name in _names(template)}
         return sorted(names - ({"schema"} if self.db_schema else set()))
 
@@ -164,7 +196,8 @@ class Prompt(Section):
 
     def text(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> str:
         """The whole as one text, without `system`; an `InputError` if the question's further `fields` lack one."""
-        return self._text(picks, question, self._given(picks, question, fields))
+        prompt, given = self._placed(picks, question, fields)
+        return prompt._text(picks, question, given)
 
     def _text(self, picks: Sequence[Item], question: str, given: Mapping[str, Any]) -> str:
         before = [self._filled("prefix", given)] if self.prefix else []
@@ -172,14 +205,14 @@ class Prompt(Section):
 
     def request(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> Request:
         """What a language model is asked; arguments, errors: see `text`."""
-        given = self._given(picks, question, fields)
-        system = None if self.system is None else self._filled("system", given)
+        prompt, given = self._placed(picks, question, fields)
+        system = None if prompt.system is None else prompt._filled("system", given)
         if self.form == "text":
-            text = self._text(picks, question, given)
+            text = prompt._text(picks, question, given)
             return text if system is None else Conversation(system, (text,))
         shown = [(self.question.format(source=item.source), self.answer.format(target=item.target)) for item in picks]
         turns = [turn for pair in shown for turn in pair]
-        return Conversation(system or "", (*turns, self._asked(question, given)))
+        return Conversation(system or "", (*turns, prompt._asked(question, given)))
 
     def continuation(self, program: str) -> str:
         """What completes a text: the rest of the program's lines, and the line break that ends it.
@@ -193,16 +226,20 @@ class Prompt(Section):
         """How the last line of a text begins the answer."""
         return _around(self.answer)[0].rstrip()
 
-    def schema_for(self, schema: str, question: str, programs: Sequence[str]) -> str:
-        """What is shown of a schema, given the question and the picks' programs."""
-        return fitted(schema, self.schema_budget, question, programs)
+    def schema_for(self, schema: str, question: str, programs: Sequence[str]) -> tuple[str, bool]:
+        """What is shown of a schema, given the question and the picks' programs; whether `elsewhere` shows it."""
+        return fitted(schema, self.schema_budget, question, programs), bool(self.others) and of_others(schema, programs)
 
-    def _given(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None) -> dict[str, Any]:
-        """What the templates' names stand for."""
+    def _placed(
+        self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None
+    ) -> tuple[Prompt, dict[str, Any]]:
+        """The prompt for these picks, and what its templates' names stand for."""
         given = {**({"schema": self.db_schema} if self.db_schema else {}), **(fields or {})}
+        others = False
         if "schema" in given:
-            given["schema"] = self.schema_for(str(given["schema"]), question, [item.target for item in picks])
-        return given
+            programs = [item.target for item in picks]
+            given["schema"], others = self.schema_for(str(given["schema"]), question, programs)
+        return self.elsewhere if others else self, given
 
     def _asked(self, question: str, given: Mapping[str, Any]) -> str:
         before = f"{self._filled('suffix', given)}\n" if self.suffix else ""

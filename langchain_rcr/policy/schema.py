@@ -13,6 +13,8 @@ _CREATE = re.compile(
 )
 _IDENTIFIER = r'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|\w+'
 _NAME = re.compile(rf"(?:(?:{_IDENTIFIER})\s*\.\s*)*({_IDENTIFIER})")
+_READ = re.compile(r"\b(?:FROM|JOIN)\s+(?=[^\s(])", re.IGNORECASE)
+_DEFINED = re.compile(rf"({_IDENTIFIER})\s+AS\s*\(", re.IGNORECASE)
 _REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -67,6 +69,22 @@ def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str]
             break
         names.pop()
     return "\n".join([*([front] if front else []), *kept])
+
+
+def of_others(schema: str, programs: Sequence[str]) -> bool:
+    """Whether most of these programs are queries on tables that a schema lacks, as those of other databases are.
+
+    False if no program reads a table, or the schema has no statements (`fitted`).
+    """
+    own = {table.name.lower() for table in _tables(schema)[1]}
+    read = [tables for tables in map(_read, programs) if tables]
+    return bool(own) and 2 * sum(not tables <= own for tables in read) > len(read)
+
+
+def _read(program: str) -> set[str]:
+    """The tables after FROM and JOIN, in lower case, but for those that the program itself defines (WITH)."""
+    defined = {match[1].strip('"`[]').lower() for match in _DEFINED.finditer(program)}
+    return {_name(program, match.end()).lower() for match in _READ.finditer(program)} - defined - {""}
 
 
 def words(text: str) -> list[str]:

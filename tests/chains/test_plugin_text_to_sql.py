@@ -27,6 +27,7 @@ from langchain_rcr import (
     semantic_parsing_chain,
     text_to_sql_chain,
 )
+from langchain_rcr.chains.few_shot import PICKED
 
 TABLE = "CREATE TABLE river (name TEXT, length INTEGER DEFAULT '{}')"
 
@@ -257,6 +258,31 @@ def test_of_a_long_schema_question_and_picks_say_what_is_shown(rivers: str, sele
     chain.invoke({"source": "q", "schema": "CREATE TABLE mine (x)"})
     assert "CREATE TABLE mine (x)" in " ".join(model.prompts[-1])
     assert TABLE not in " ".join(model.prompts[-1])
+
+
+@pytest.mark.parametrize("model_type", [FakeListLLM, FakeListChatModel])
+@pytest.mark.parametrize("as_batch", [False, True])
+def test_a_schema_without_the_examples_tables_stands_beside_the_question(
+    rivers: str, tmp_path: Path, selector, model_type, as_batch: bool
+) -> None:
+    path = tmp_path / "lakes.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE lake (name TEXT)")
+        database.commit()
+    chain = text_to_sql_chain(model_type(responses=["SELECT name FROM lake"] * 2), selector, path)
+    name = "sql" if model_type is FakeListLLM else "sql_chat"
+    items = [Item(each["source"], each["target"]) for each in selector.examples]
+    own = Prompt(name=name, db_schema=f"-- SQLite\n{schema_text(path)}")
+    question = "which lakes are there"
+    given = {"source": question, PICKED: selector.examples}
+    # As in training and in the comparison.
+    messages = (chain.prompt.batch([given])[0] if as_batch else chain.prompt.invoke(given)).to_messages()
+    asked = own.request(items, question)
+    assert [message.content for message in messages] == (
+        [asked] if isinstance(asked, str) else [asked.system, *asked.turns]
+    )
+    assert messages[-1].content.index("CREATE TABLE lake") < messages[-1].content.index(question)
+    assert chain.batch([question, {"source": question}])[1].program == "SELECT name FROM lake"
 
 
 def test_values_are_shown_where_they_are_short(tmp_path: Path) -> None:

@@ -1,10 +1,11 @@
 """A schema that fits a prompt: which tables stay, by question, examples and foreign keys; words of names."""
 
 import pytest
+from pydantic import ValidationError
 
 from langchain_rcr import InputError, Prompt
 from langchain_rcr.basics.items import Item
-from langchain_rcr.policy.schema import fitted, words
+from langchain_rcr.policy.schema import fitted, of_others, words
 
 CITY = "CREATE TABLE city (name TEXT, people INT, state_id INT REFERENCES state(id));\n-- values: name 'Austin'"
 STATE = 'CREATE TABLE "state" (\n  id INT PRIMARY KEY,\n  label TEXT\n);'
@@ -74,3 +75,47 @@ def test_a_prompt_shows_what_fits_for_question_and_picks():
     assert kept(chat.system) == ["river"]
     with pytest.raises(InputError, match=r"shows \{schema\}"):
         Prompt(name="sql").text(picks, "q")
+
+
+@pytest.mark.parametrize(
+    ("programs", "expected"),
+    [
+        ([], False),
+        (["SELECT 1"], False),  # reads no table
+        (["SELECT * FROM Rivers JOIN city ON 1"], False),
+        (["select a from `crossing`", "SELECT a FROM lake"], False),  # as many of its own
+        (["SELECT a FROM lake"], True),
+        (["SELECT a FROM city JOIN lake ON 1"], True),
+        (["SELECT a FROM city", "SELECT a FROM lake", 'SELECT a FROM main."ocean"'], True),
+        (["SELECT 1", "SELECT a FROM lake"], True),
+        (["WITH x AS (SELECT a FROM state), y AS (SELECT 1) SELECT * FROM x JOIN y"], False),
+        (["SELECT * FROM (SELECT a FROM lake)"], True),
+        (["SELECT * FROM (SELECT a FROM city)"], False),
+    ],
+)
+def test_whose_tables_the_examples_read(programs, expected):
+    assert of_others(SCHEMA, programs) is expected
+    assert not of_others("tables: city", programs)  # nothing is known of its tables
+
+
+@pytest.mark.parametrize("name", ["sql", "sql_chat"])
+def test_the_schema_follows_examples_of_other_databases(name):
+    own, other = Item("a question", "SELECT length FROM rivers"), Item("another", "SELECT a FROM lake")
+    prompt = Prompt(name=name, db_schema=SCHEMA)
+    before, after = (str(prompt.request(picks, "q")) for picks in ([own], [other]))
+    assert before.index(FRONT) < before.index(own.source)
+    assert after.index(other.source) < after.index(FRONT) < after.rindex("q")
+    assert after.count(FRONT) == 1
+    assert "other databases" in after
+    assert "other databases" not in before
+    assert str(prompt.request([], "q")).startswith(before.split("CREATE")[0])
+    mine = Prompt(name=name, db_schema=SCHEMA, suffix="Dialect: SQLite")  # one's own stays where one puts it
+    assert str(mine.request([other], "q")).index(FRONT) < str(mine.request([other], "q")).index(other.source)
+    assert Prompt.model_validate(prompt.model_dump()) == prompt
+
+
+def test_what_takes_their_place_is_checked_too():
+    with pytest.raises(ValidationError, match=r"\{a\.b\} is not a plain name"):
+        Prompt(name="sql", others={"suffix": "{a.b}"})
+    with pytest.raises(ValidationError, match=r"contradicts prompt\.form = 'chat'"):
+        Prompt(name="sql_chat", others={"prefix": "x"})
