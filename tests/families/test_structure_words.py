@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.families import get_family
+from langchain_rcr.families import get_family, structure
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
@@ -29,7 +29,7 @@ def test_words_have_columns_by_their_hash():
     assert set(rows.values.tolist()) == {1}
     assert hashed("which", "rivers", "run") == {160, 217, 251}
     assert word_rows([]).shape == (0, WORDS)
-    assert FAMILY.settings().dim + SPARE + WORDS <= 2000  # pgvector indexes no longer vectors
+    assert structure.COLUMNS + SPARE + WORDS <= 2000  # pgvector indexes no longer vectors
 
 
 def test_words_are_remembered_in_bounded_memory():
@@ -94,6 +94,17 @@ def test_homes_are_unit_vectors_of_negative_numbers():
     many = np.asarray(home_rows([f"db_{n}" for n in range(200)]))
     among = (many @ many.T)[~np.eye(200, dtype=bool)]
     assert among.mean() == pytest.approx(4 / HOMES, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("home", "dim", "columns"), [("", None, 5), ("north", None, 100 - HOMES), ("", 9, 9), ("north", 9 + HOMES, 9)]
+)
+def test_programs_of_several_databases_have_more_columns(monkeypatch, home, dim, columns):
+    monkeypatch.setattr(structure, "COLUMNS", 5)
+    monkeypatch.setattr(structure, "COLUMNS_OF_MANY", 100)
+    items = [Item(f"which {n}", f"f{n}(g{n % 7}(h{n % 5}))", home) for n in range(60)]
+    model = TriEncoder.build("structure", items, spec=SPEC, base=None, dim=dim)
+    assert len(model.query.inventory) == columns
 
 
 def test_what_a_home_counts_for_by_hand(tmp_path):

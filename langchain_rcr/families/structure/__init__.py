@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 FADE, LENGTH_PENALTY, WORDING, HOME = 4.0, 1.0, 0.05, 0.3
 """p, α, ω and what a home counts: chosen by language models on held-out training questions (docs/results.md)."""
+COLUMNS, COLUMNS_OF_MANY = 1680, 6000
+"""The most structures: with the spare columns, the longest vectors that pgvector indexes, which no database or grammar
+that we know fills; or of many databases, of which 1,680 left out a sixth of the labels that Spider's questions need."""
 LANDMARKS = 4000
 LEAST = 1e-6
 """Numbers below count as this: a power of 0 has no slope, and 0 no logarithm."""
@@ -39,11 +42,11 @@ class StructureSettings(ModelSettings):
     state: str = ModelSettings.field("state", "saturating")
     fade: float | None = ModelSettings.field("fade", FADE)
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
-    dim: int = Field(
-        1680,
+    dim: int | None = Field(
+        None,
         ge=1,
         description="Family structure: the most structures, or groups of structures that always go together, that are "
-        "told apart.",  # the default: with the spare columns, the longest vectors that pgvector indexes
+        f"told apart; null: {COLUMNS:,}, or {COLUMNS_OF_MANY:,} where examples are of several databases.",
     )
     scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
     length_penalty: float = Field(
@@ -127,7 +130,8 @@ class StructureFamily(Family):
         if settings.implied:
             spec = replace(spec, implied=implied_values([(item.source, item.target) for item in items], spec))
         homes = HOMES if any(item.home for item in items) else 0
-        inventory = Inventory.fit(spec, [item.target for item in items], max(1, settings.dim - homes))
+        most = settings.dim or (COLUMNS_OF_MANY if homes else COLUMNS)
+        inventory = Inventory.fit(spec, [item.target for item in items], max(1, most - homes))
         if not any(spec.structures(item.target) for item in items):
             raise InputError(
                 f"none of {len(items)} programs parses as '{spec.language}': the structure family reads programs"

@@ -192,7 +192,7 @@ class PgVectorIndex:
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
             raise InputError(
                 f"kind='hnsw' takes vectors of up to {_LONGEST_INDEXED:,} numbers, which is as far as pgvector goes; "
-                f"these have {dim:,}: use kind='exact'"
+                f"these have {dim:,}: use kind='exact', or fit with a smaller dim"
             )
         if not 0 < dim <= _LONGEST_VECTOR:
             raise InputError(f"pgvector holds vectors of 1 to {_LONGEST_VECTOR:,} numbers, these have {dim:,}")
