@@ -8,8 +8,10 @@ import pytest
 import torch
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family, structure
 from langchain_rcr.families.folds import text_hash
+from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
 from langchain_rcr.policy.selection import greedy
@@ -127,7 +129,9 @@ def test_what_a_home_counts_for_by_hand(tmp_path):
     assert [own[row[0]] for row in picks[[0, 2]]] == [Item("which c", "f(c)", home) for home in ("south", "north")]
     # A pick covers its home by half, and what it leaves of the needs is the same with and without a home.
     model.vary({"fade": None})
-    after = model.state().start(vectors).update(np.asarray(pool.context)[picks[:, 0]][[0, 0, 0]]).vector()
+    pair = vectors[[0, 0]].copy()
+    pair[1, part] = 0
+    after = model.state().start(pair).update(np.asarray(pool.context)[picks[:, 0]][[0, 0]]).vector()
     np.testing.assert_allclose(after[0, part], homes[0] / 2, rtol=1e-5)
     np.testing.assert_array_equal(after[0, : part.start], after[1, : part.start])
     model.prefer = "db"
@@ -139,3 +143,34 @@ def test_what_a_home_counts_for_by_hand(tmp_path):
     assert (
         greedy(again.encode_queries(asked, homes=["south"] * 3), pool, model.state(), 1).positions.tolist() == [[4]] * 3
     )
+
+
+def test_questions_of_another_home_are_less_alike(tmp_path):
+    own = [Item(f"which {word}", f"f({word})", home) for word in "abcdefgh" for home in ("north", "south", "")]
+    query = TriEncoder.fitted(own, spec=SPEC, base=None).query
+    asked = [Item("which a", home=home) for home in ("north", "south", "", "east")]
+    near = query.landmarks.likeness(query.views(asked))
+    alike = query.landmarks.likeness(query.views([Item("which a")])) / np.array([0.75, 0.75, 1] * 8)
+    for row, factors in zip(near, ([1, 0.75, 0.75], [0.75, 1, 0.75], [0.75, 0.75, 1], [0.75] * 3), strict=True):
+        np.testing.assert_allclose(row, (alike * (factors * 8))[0], rtol=1e-6)
+    kernel = query.landmarks.likeness(query.landmarks)
+    np.testing.assert_allclose(kernel, kernel.T, rtol=1e-6)
+    np.testing.assert_allclose(np.diag(kernel), 1, rtol=1e-6)
+
+
+def test_examples_that_come_in_keep_their_home(tmp_path):
+    own = [Item(f"which {word}", f"f({word})", home) for word in "abcdefghijkl" for home in ("north", "south")]
+    model = TriEncoder.fitted(own, spec=SPEC, base=None)
+    model.query.grow([Item("which river", "f(river(x))", "south"), Item("which lake", "f(lake(a))")])
+    assert [item.home for item in model.query.additions.items] == ["south", ""]
+    vectors = model.encode_queries(["which river"] * 3, homes=["north", "south", ""])
+    assert (vectors[0] != vectors[1]).any()
+    model.save_pretrained(tmp_path / "saved")
+    again = TriEncoder.from_pretrained(tmp_path / "saved")
+    assert again.query.additions.items == model.query.additions.items
+    assert (again.encode_queries(["which river"] * 3, homes=["north", "south", ""]) == vectors).all()
+    plain = TriEncoder.fitted([item._replace(home="") for item in own], spec=SPEC, base=None)
+    assert not {"landmarks.homes", "added.homes"} & plain.query.tensors().keys()
+    model.query.landmarks.homes = model.query.landmarks.homes[:3].copy()
+    with pytest.raises(CheckpointError, match=r"landmarks\.homes doesn't fit"):
+        check(model.query, tmp_path)

@@ -44,12 +44,12 @@ class Additions(Vocabulary):
 
     def to_json(self) -> dict[str, Any]:
         """See `Vocabulary.to_json`."""
-        return {"examples": [[item.source, item.target] for item in self.items]}
+        return {"examples": [list(item) if item.home else [item.source, item.target] for item in self.items]}
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Additions:
         """See `Vocabulary.from_json`."""
-        return cls([Item(str(source), str(target)) for source, target in value["examples"]])
+        return cls([Item(str(source), str(target), *map(str, home[:1])) for source, target, *home in value["examples"]])
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,11 +38,12 @@ def check(encoder: NumpyNeedEncoder, file: Path) -> None:
     tensors = encoder.tensors()
     sound = {name: tensors[name].shape == shape for name, shape in shapes.items()}
     if all(sound.values()):
-        for name in questions:
+        for name, number in questions.items():
             near = getattr(encoder, name).bags
             ends = near.starts[0] == 0 and near.starts[-1] == near.columns.size
             rises = bool((np.diff(near.starts) >= 0).all())
             sound[name] = ends and rises and _within(near.columns, 0, len(encoder.vocabulary))
+            sound[f"{name}.homes"] = getattr(encoder, name).homes.shape == (number,)
         sound["phrases"] = _within(encoder.phrases, -1, len(encoder.phrases))
         columns, pairs = len(encoder.inventory), encoder.descriptions.pairs
         sound["described"] = all(0 <= row < count and 0 <= column < columns for row, column in pairs)

@@ -160,7 +160,8 @@ class NumpyNeedEncoder(BaseEncoder):
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)
         self.token_bags = TokenBags.fit([])
-        self.landmarks = self.added = Views(unread, unread[:, :0], vocabulary.bags([]))
+        nowhere = np.zeros(0, dtype=np.int64)
+        self.landmarks = self.added = Views(unread, unread[:, :0], vocabulary.bags([]), nowhere)
         self.learnt = np.zeros((0, 2), dtype=np.int64)
         self.phrases = np.full(len(vocabulary), -1, dtype=np.int64)  # see `cues.phrases`
         self.speaks = np.zeros((1, len(inventory.small)), dtype=np.float32)
@@ -204,7 +205,7 @@ class NumpyNeedEncoder(BaseEncoder):
         found = super().tensors() | {name: getattr(self, name) for name in _SEEN}
         for name in _SEEN_QUESTIONS:
             found |= {f"{name}.{part}": array for part, array in getattr(self, name).arrays().items()}
-        return found
+        return found if self.homes else {name: found[name] for name in found if not name.endswith(".homes")}
 
     def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """See `BaseEncoder.put`."""
@@ -333,7 +334,6 @@ class NumpyNeedEncoder(BaseEncoder):
             known, room = set(self._known), MOST - len(self._known)
             if room <= 0:
                 return
-            items = [item._replace(home="") for item in items]
             new = [item for item in items if self.inventory.spare(item.target)]
             new += [] if labels_only else self._unknown(items)
             new = [item for item in dict.fromkeys(new) if item not in known][:room]
@@ -404,7 +404,9 @@ class NumpyNeedEncoder(BaseEncoder):
             tokens = self.token_bags.vectors(words)
         elif self.backbone is not None:
             vectors = self.backbone.embed(questions, queries=True)
-        return Views(vectors, tokens, self.vocabulary.bags([Item(question) for question in questions]))
+        homes = [text_hash(item.home) if self.homes and item.home else 0 for item in items]
+        bags = self.vocabulary.bags([Item(question) for question in questions])
+        return Views(vectors, tokens, bags, np.array(homes, dtype=np.int64))
 
     def raw(self, features: Needs) -> Any:
         """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""
