@@ -13,7 +13,11 @@ _CREATE = re.compile(
 )
 _IDENTIFIER = r'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|\w+'
 _NAME = re.compile(rf"(?:(?:{_IDENTIFIER})\s*\.\s*)*({_IDENTIFIER})")
-_READ = re.compile(r"\b(?:FROM|JOIN)\s+(?=[^\s(])", re.IGNORECASE)
+_READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
+_NO_TABLES = re.compile(
+    r"'(?:[^']|'')*'|\b(?:EXTRACT|SUBSTRING|TRIM|OVERLAY)\s*\([^()]*?\bFROM\b|\bDISTINCT\s+FROM\b", re.IGNORECASE
+)
+"""What looks as if a table followed: texts, FROM in a function, a comparison."""
 _DEFINED = re.compile(rf"({_IDENTIFIER})\s+AS\s*\(", re.IGNORECASE)
 _REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
@@ -82,9 +86,12 @@ def of_others(schema: str, programs: Sequence[str]) -> bool:
 
 
 def _read(program: str) -> set[str]:
-    """The tables after FROM and JOIN, in lower case, but for those that the program itself defines (WITH)."""
+    """The tables after FROM and JOIN, in lower case, but for functions and those that the program defines (WITH)."""
+    program = _NO_TABLES.sub(" ", program)
     defined = {match[1].strip('"`[]').lower() for match in _DEFINED.finditer(program)}
-    return {_name(program, match.end()).lower() for match in _READ.finditer(program)} - defined - {""}
+    named = (_NAME.match(program, match.end()) for match in _READ.finditer(program))
+    tables = [match for match in named if match and not program[match.end() :].lstrip().startswith("(")]
+    return {match[1].strip('"`[]').lower() for match in tables} - defined
 
 
 def words(text: str) -> list[str]:

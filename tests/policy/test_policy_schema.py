@@ -91,6 +91,10 @@ def test_a_prompt_shows_what_fits_for_question_and_picks():
         (["WITH x AS (SELECT a FROM state), y AS (SELECT 1) SELECT * FROM x JOIN y"], False),
         (["SELECT * FROM (SELECT a FROM lake)"], True),
         (["SELECT * FROM (SELECT a FROM city)"], False),
+        (["SELECT EXTRACT(YEAR FROM day), TRIM(BOTH 'x' FROM a) FROM city WHERE a IS DISTINCT FROM b"], False),
+        (["SELECT a FROM city WHERE b = 'letters from home, it''s from lake'"], False),
+        (["SELECT a FROM ONLY city JOIN LATERAL unnest(b) AS c ON true"], False),
+        (["SELECT EXTRACT(YEAR FROM day) FROM lake"], True),
     ],
 )
 def test_whose_tables_the_examples_read(programs, expected):
