@@ -64,7 +64,7 @@ class Views:
     def of(self, arrays: Mapping[str, NDArray[Any]]) -> Views:
         """Others, over the same n-grams: the inverse of `arrays`."""
         bags = SparseRows(arrays["starts"], arrays["columns"], arrays["values"], self.bags.dim)
-        homes = arrays.get("homes", np.zeros(len(bags), dtype=np.int64))
+        homes = arrays.get("homes", np.zeros(max(0, bags.starts.size - 1), dtype=np.int64))
         return Views(arrays["vectors"], arrays["tokens"], bags, homes)
 
     def likeness(self, questions: Views) -> FloatArray:
