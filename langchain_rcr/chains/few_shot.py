@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
@@ -10,6 +11,7 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.messages import AIMessage, HumanMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import (
+    BasePromptTemplate,
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
@@ -17,7 +19,13 @@ from langchain_core.prompts import (
     PromptTemplate,
 )
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
-from langchain_core.runnables import RunnableSequence, RunnableWithFallbacks
+from langchain_core.runnables import (
+    Runnable,
+    RunnableBranch,
+    RunnableLambda,
+    RunnableSequence,
+    RunnableWithFallbacks,
+)
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from langchain_core.runnables.configurable import DynamicRunnable
 
@@ -27,7 +35,7 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
-ELSEWHERE = "examples_of_others"
+_ELSEWHERE = "examples_of_others"
 """That which says whether the prompt is `Prompt.elsewhere`."""
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
@@ -218,28 +226,34 @@ def _known(prompt: Prompt) -> dict[str, Any]:
     return {"schema": prompt.db_schema} if prompt.db_schema else {}
 
 
-def describing_schema(
-    prompt: Prompt, keys: PromptKeys, schema_of: Callable[[Mapping[str, Any]], str] | None
-) -> tuple[Prompt, Callable[[dict[str, Any]], dict[str, Any]] | None]:
-    """The prompt, and what adds the variables `schema` and `ELSEWHERE` to a question's variables and its picks.
+def with_schema(
+    prompt: Prompt,
+    keys: PromptKeys,
+    schema_of: Callable[[Mapping[str, Any]], str] | None,
+    written: Callable[[Prompt], BasePromptTemplate[Any]],
+) -> Runnable[dict[str, Any], PromptValue]:
+    """From a question's variables and its picks to the prompt, with what it shows of the schema, and where.
 
-    The latter is None where all questions are shown the same: `db_schema` as a whole, at the same place.
+    `written` makes a LangChain prompt of one of ours.
     """
     varies = prompt.model_copy(update={"db_schema": ""})
     constant = schema_of is None and not prompt.others and 0 < len(prompt.db_schema) <= prompt.schema_budget
     if constant or "schema" not in varies.variables:
-        return prompt, None
+        return written(prompt)
 
     def describe(given: dict[str, Any]) -> dict[str, Any]:
         variables = {name: value for name, value in given.items() if name != PICKED}
         schema = variables.get("schema") or (schema_of(variables) if schema_of is not None else prompt.db_schema)
         if not schema:
-            return {**given, ELSEWHERE: False}
+            return {**given, _ELSEWHERE: False}
         programs = [str(pick.get(keys.target, "")) for pick in given[PICKED]]
         shown, others = prompt.schema_for(str(schema), variables[keys.query], programs)
-        return {**given, "schema": shown, ELSEWHERE: others}
+        return {**given, "schema": shown, _ELSEWHERE: others}
 
-    return varies, describe
+    placed: Runnable[dict[str, Any], PromptValue] = written(varies)
+    if prompt.others:
+        placed = RunnableBranch((itemgetter(_ELSEWHERE), written(varies.elsewhere)), placed)
+    return RunnableLambda(describe, name="describe_database") | placed
 
 
 def prompt_keys(

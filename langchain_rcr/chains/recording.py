@@ -56,14 +56,11 @@ class OutcomeRecorder(BaseCallbackHandler):
         """A run has its output."""
         if self._root.pop(run_id, None) != run_id:
             return
-        if self._outcome is None:
-            return self._write(run_id, None)
+        outcome = None
         try:
-            outcome = checked_outcome(self._outcome(outputs))
-        except Exception:  # the picks are kept: how good they were can be said later, by the run
-            self._write(run_id, None)
-            raise
-        self._write(run_id, outcome)
+            outcome = None if self._outcome is None else checked_outcome(self._outcome(outputs))
+        finally:  # The picks are kept: how good they were can be said later, by the run.
+            self._write(run_id, outcome)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A run has failed."""

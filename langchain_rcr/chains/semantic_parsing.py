@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from inspect import iscoroutinefunction
-from operator import itemgetter
 from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
@@ -17,7 +16,6 @@ from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import (
     Runnable,
-    RunnableBranch,
     RunnableConfig,
     RunnableLambda,
     RunnableSerializable,
@@ -28,18 +26,17 @@ from pydantic import ConfigDict, Field
 
 from langchain_rcr.chains.answers import read_answer
 from langchain_rcr.chains.few_shot import (
-    ELSEWHERE,
     PICKED,
     PickedExamples,
     asked_again,
     chat_few_shot_prompt,
     completes,
-    describing_schema,
     few_shot_prompt,
     innermost,
     prompt_for,
     prompt_keys,
     with_picks,
+    with_schema,
 )
 from langchain_rcr.databases.database import check_limits
 from langchain_rcr.databases.many import Databases
@@ -142,26 +139,20 @@ def semantic_parsing_chain(
     if hidden and isinstance(innermost(retriever), SequentialCompositionalRetriever):
         name = hidden.pop()
         raise InputError(f"a chain can't show the field {name!r} of an example, which the pick's own hides: rename it")
-    labels, describe, elsewhere = APPENDIX_D.labels, None, None
+    labels = APPENDIX_D.labels
     if prompt is None or isinstance(prompt, Prompt):
-        picked, names = PickedExamples(), {f"{name}_key": key for name, key in keys._asdict().items()}
         own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
-        described, describe = describing_schema(own, keys, schema_of)
         as_text = completes(llm) and own.form == "text"
-        written = few_shot_prompt if as_text else chat_few_shot_prompt
-        prompt = written(picked, prompt=described, **names)
-        elsewhere = with_picks(written(picked, prompt=described.elsewhere, **names)) if described.others else None
+        names = {f"{name}_key": key for name, key in keys._asdict().items()}
+        write = few_shot_prompt if as_text else chat_few_shot_prompt
+        fed = with_schema(own, keys, schema_of, lambda one: write(PickedExamples(), prompt=one, **names))
         labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))
-    language = parser if isinstance(parser, str) else None
-    fed = with_picks(prompt)
-    if fed is None:
+    elif (fed := with_picks(prompt)) is None:
         advice = "give one with an example_selector, as few_shot_prompt makes it"
         raise InputError(f"prompt has no place for the picks: {advice}")
-    if describe is not None:
-        placed = fed if elsewhere is None else RunnableBranch((itemgetter(ELSEWHERE), elsewhere), fed)
-        fed = RunnableLambda(describe, name="describe_database") | placed
+    language = parser if isinstance(parser, str) else None
     return SemanticParsingChain(
         llm=model,
         retriever=retriever,

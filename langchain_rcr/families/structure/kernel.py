@@ -19,7 +19,7 @@ RIDGE = 0.01
 TOKENS = 0.75
 """The share of the words in context; of what is left, vectors and n-grams have half each. On folds of GeoQuery and SQL
 0.75 covered 0.4 and 0.2 points more than 0.5 did, and 0.9 as much."""
-ELSEWHERE = 0.75
+OTHER_HOME = 0.75
 """Likeness to questions of other homes counts by this factor: databases as tasks of one process (Bonilla, Chai and
 Williams, 2007). On held-out training questions of Spider, their templates or their databases 0.7 and 0.8 predicted
 programs better than 1 (mean average precision of structures 0.77 and 0.80 for 0.74 and 0.78 of two splits' templates),
@@ -87,7 +87,7 @@ class Views:
         if tokens.shape[1]:
             out = (1 - TOKENS) * out + TOKENS * product(tokens, self.tokens)
         if self.homes.any():
-            out = np.where(questions.homes[:, None] == self.homes, out, np.float32(ELSEWHERE) * out)
+            out = np.where(questions.homes[:, None] == self.homes, out, np.float32(OTHER_HOME) * out)
         return out
 
     def inverse(self) -> NDArray[np.float64]:
