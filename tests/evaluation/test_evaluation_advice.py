@@ -17,17 +17,17 @@ from reports import scores
 from langchain_rcr.programs import ProgramSpec
 
 ANSWERS = AnswersAsked("gpt-x", 200, 150)
-METRICS = ("full_coverage", "exact_match")
+ROWS = AnswersAsked("gpt-x", 200, 150, told=190)
+METRICS = ("full_coverage", "exact_match", "execution")
 
 
-def make(full=(30.0, 20.0), exact=None, *, width=2.0, oracle=90.0, more=(), **about):
+def make(full=(30.0, 20.0), exact=None, rows=None, *, width=2.0, oracle=90.0, more=(), **about):
     """A report in which `set_bsr` is the best plain selector and `bm25` the runner-up.
 
-    `full` and `exact` are ours and the best plain selector's; intervals end `width` points off.
+    `full`, `exact` and `rows` are ours and the best plain selector's; intervals end `width` points off.
     """
-    (our_exact, its_exact) = exact or (None, None)
-    ours = {"full_coverage": full[0], "exact_match": our_exact}
-    its = {"full_coverage": full[1], "exact_match": its_exact}
+    pairs = full, exact or (None, None), rows or (None, None)
+    ours, its = (dict(zip(METRICS, side, strict=True)) for side in zip(*pairs, strict=True))
     selectors = {
         "rcr": scores(80.0, **ours),
         "bm25": beside(ours, {name: None if figure is None else figure - 5 for name, figure in its.items()}, width),
@@ -85,6 +85,61 @@ def test_more_answers_are_never_advised_against_whatever_coverage_says():
 def test_the_rival_is_the_best_plain_selector_in_exact_match():
     text = advise(make(exact=(60.0, 40.0), more={"fixed": {"exact_match": 45.0}}, answers=ANSWERS))
     assert "with those of fixed, the best plain selector in that, 45.0 %: +15.0 points" in text
+
+
+def test_rows_decide_where_a_database_tells_them_whatever_exact_match_says():
+    text = advise(make(exact=(30.0, 40.0), rows=(60.0, 50.0), answers=ROWS))
+    assert text.endswith(
+        "With rcr's picks (k = 4, the first one last) gpt-x gets the right rows for 60.0 % of 190 questions, with "
+        "those of set_bsr, the best plain selector in that, 50.0 %: +10.0 points, 95 % interval +8.0 to +12.0. rcr is "
+        "worth deploying."
+    )
+    worse = advise(make(exact=(60.0, 40.0), rows=(50.0, 60.0), more={"dpp": {"execution": 61.0}}, answers=ROWS))
+    assert "with those of dpp, the best plain selector in that, 61.0 %: -11.0 points" in worse
+    assert worse.endswith("rcr is not worth deploying here: use dpp.")
+    assert advise(make(exact=(60.0, 40.0), rows=(50.5, 50.0), answers=ROWS)).endswith(
+        "That is no clear difference: set_bsr, which needs no training, will do, unless more questions decide."
+    )
+    nothing = advise(make(exact=(30.0, 20.0), rows=(0.0, 0.0), answers=ROWS))
+    said = (
+        "Neither with rcr's picks nor with a plain selector's does gpt-x get the right rows for any of 190 questions."
+    )
+    assert said in nothing
+    assert ONLY_ANSWERS.replace(" (evaluation.answers: true)", "") in nothing
+
+
+def test_rows_of_few_programs_leave_it_to_coverage_too():
+    report = make(exact=(60.0, 30.0), rows=(60.0, 30.0), answers=ROWS)
+    for figures in report.selectors.values():
+        figures.intervals.pop("execution", None)
+    text = advise(report)
+    assert "gets the right rows for 60.0 % of 190 questions" in text
+    assert "+30.0 points, too few different programs to tell." in text
+    assert ONLY_ANSWERS.replace(" (evaluation.answers: true)", "") in text
+
+
+@pytest.mark.parametrize("answers", [ANSWERS, ROWS])
+def test_where_it_answers_best_without_examples_that_is_advised(answers):
+    def advised(ours):
+        best = {"no_examples": {"exact_match": 42.0, "execution": 42.0}}
+        return advise(make(exact=(ours, 25.0), rows=answers.told and (ours, 25.0), more=best, answers=answers))
+
+    beside = ", without examples, the best of what needs no training, 42.0 %: "
+    assert f"{beside}-10.0 points" in advised(32.0)
+    assert advised(32.0).endswith("rcr is not worth deploying here: ask without examples.")
+    assert advised(43.0).endswith(
+        "That is no clear difference: asking without examples, which needs no training, will do, unless more questions "
+        "decide."
+    )
+    assert advised(62.0).endswith(f"{beside}+20.0 points, 95 % interval +18.0 to +22.0. rcr is worth deploying.")
+
+
+def test_no_examples_are_no_rival_in_coverage():
+    nothing = {"full_coverage": 0.0}
+    report = report_on({"rcr": scores(9.0, **nothing), "no_examples": scores(0.0, **nothing)})
+    assert advise(report).endswith("No plain selector was run, so nothing is said of whether rcr is worth deploying.")
+    report.selectors["bm25"] = scores(5.0, **nothing)
+    assert "with those of bm25, the best plain selector in that" in advise(report)
 
 
 def test_answers_to_few_programs_leave_it_to_coverage():
@@ -197,6 +252,9 @@ def test_reinforcement_by_answers_where_a_language_model_gave_some():
     text = advise(make(exact=(60.0, 40.0), more=before, answers=ANSWERS))
     assert text.endswith("Reinforcement helped (exact match: +10.0 points, 95 % interval +8.0 to +12.0).")
     assert "Reinforcement did harm (full" in advise(make(more=before))
+    before["rcr_without_rl"]["execution"] = 64.0
+    text = advise(make(exact=(60.0, 40.0), rows=(60.0, 50.0), more=before, answers=ROWS))
+    assert "Reinforcement did harm (right rows: -4.0 points, 95 % interval -6.0 to -2.0)" in text
 
 
 # ---------------------------------------------------------------- whatever the figures
@@ -209,17 +267,19 @@ def drawn(rng):
         *(name for name in ("rcr_without_rl", "random", "set_bsr", "oracle") if rng.random() < 0.85),
     ]
     asked, n = rng.random() < 0.6, int(rng.choice([20, 400]))
+    told = n if asked and rng.random() < 0.5 else 0
     programs = int(rng.choice([min(n, 29), min(n, 30), n]))
-    answers = AnswersAsked("gpt-x", n, programs) if asked else None
+    answers = AnswersAsked("gpt-x", n, programs, told=told) if asked else None
     around, spread = rng.uniform(5, 95), rng.choice([0.3, 3, 30])
     selectors = {}
     for name in names:
         figures = {metric: float(np.clip(rng.normal(around, spread), 0.5, 100)) for metric in METRICS}
         figures["exact_match"] = figures["exact_match"] if asked else None
+        figures["execution"] = figures["execution"] if told else None
         selectors[name] = scores(float(rng.uniform(0, 100)), **figures)
     ours = selectors["rcr"]
     for name, figures in selectors.items():
-        for metric in METRICS if asked else METRICS[:1]:
+        for metric in METRICS[: 1 + asked + bool(told)]:
             if name != "rcr" and programs >= 30:
                 gap, half = getattr(ours, metric) - getattr(figures, metric), float(rng.uniform(0, 6))
                 figures.intervals[metric] = (gap - half, gap + half)
@@ -262,13 +322,10 @@ def check(verdict, report, text):
     assert (verdict == "few") == (report.programs < 30)
     if report.programs < 30:
         return
-    best = {
-        metric: max(plain, key=lambda name: getattr(report.selectors[name], metric))
-        for metric in (METRICS if report.answers else METRICS[:1])
-    }
-    ends = {metric: report.selectors[name].intervals[metric] for metric, name in best.items()}
     if report.answers:
-        low, high = ends["exact_match"]
+        metric = "execution" if report.answers.told else "exact_match"
+        best = max(plain, key=lambda name: getattr(report.selectors[name], metric))
+        low, high = report.selectors[best].intervals[metric]
         assert verdict in ("deploy", "worse", "unclear")
         assert verdict == "deploy" if low > 0.1 else verdict != "deploy" or low > -0.1
         assert verdict == "worse" if high < -0.1 else verdict != "worse" or high < 0.1

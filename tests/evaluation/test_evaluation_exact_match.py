@@ -90,9 +90,11 @@ def test_results_and_costs_by_hand():
     given = {"execution": execution(run_it, SPEC), "money": LLMSettings(price_prompt=2, price_completion=3).money}
     fake = Fake({"x0": "A ( B )", "x1": None, "x2": "c"})
     kept = []
-    scores = run(
-        {"rcr": always(0, 1, 2)}, fake, queries, given=given, keep=lambda report, picks: kept.append(picks)
-    ).selectors["rcr"]
+    keep = {"keep": lambda report, picks: kept.append(picks)}
+    report = run({"rcr": always(0, 1, 2)}, fake, queries, given=given, **keep)
+    assert (report.answers, report.right) == (AnswersAsked("fake-lm", 3, 3, told=2), "execution")
+    assert "Same rows: the 2 of them whose gold program gives a result to compare." in table(report)
+    scores = report.selectors["rcr"]
     assert (scores.exact_match, scores.execution) == (pytest.approx(100 / 3), 50)
     assert scores.cost == pytest.approx(1000 * 2e-6 * scores.prompt_tokens)
     assert [(row.answer, row.exact, row.execution) for row in (each.selectors["rcr"] for each in kept[-1])] == [

@@ -7,7 +7,7 @@ import json
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.report import Choice, EvaluationReport, Picked, Question
+from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, Picked, Question
 from rcr_trainer.evaluation.table import report_text, table
 from reports import report as report_on
 from reports import scores as scores_of
@@ -178,6 +178,21 @@ def test_report_shows_question_by_question_what_came_of_ours_and_the_best_plain_
         "bm25: right: `f ( b )`; its picks lack 0 of 3 structures\n\n"
         "1. `which rivers` → `` f ( `a` ) ``\n"
     )
+
+
+def test_report_shows_the_questions_of_the_best_by_rows_which_may_have_no_examples():
+    figures = {"rcr": scores(60.0, exact_match=50.0, execution=50.0)}
+    figures["bm25"] = scores(50.0, exact_match=40.0, execution=40.0)
+    figures["no_examples"] = scores(0.0, exact_match=10.0, execution=60.0)
+    asked = question({"answer": "f ( c )", "exact": False}, {"answer": "f ( b )", "exact": True})
+    asked.selectors["no_examples"] = Picked("plain", [], [0, 0, 0], "f ( d )", exact=False, execution=True)
+    report = make(selectors=figures, answers=AnswersAsked("m", 100, 90, told=100))
+    text = report_text("mine", report, [asked])
+    assert "\n\n## Questions (also without examples)\n\n" in text
+    assert text.endswith("\n\nno_examples: other, with the same result: `f ( d )`\n\n")
+    assert "bm25: " not in text
+    report.answers.told = 0
+    assert "(also with the picks of bm25, the best plain selector)" in report_text("mine", report, [asked])
 
 
 def test_report_takes_no_text_of_the_data_for_markup():

@@ -76,7 +76,7 @@ def test_a_run_names_the_model_and_scores_as_a_plain_loop_does(capsys, here):
         assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
     assert "Exact match: 8 queries of 8 programs, answered by m." in capsys.readouterr().out
     values = json.loads((here / "runs/demo/evaluation.json").read_text())
-    asked = {"model": "m", "n": 8, "programs": 8, "missing": "", "unpaid": False, "order": "reversed"}
+    asked = {"model": "m", "n": 8, "programs": 8, "missing": "", "unpaid": False, "order": "reversed", "told": 0}
     assert values["answers"] == asked
     assert list(values["selectors"]) == ["rcr", "random", "bm25"]
     split = read_split(here / "runs/demo/data")

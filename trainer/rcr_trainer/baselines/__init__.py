@@ -40,6 +40,10 @@ BASELINES = {
 }
 """Name → module:class, in the order of reports."""
 
+NO_EXAMPLES, OF_SCHEMAS = "no_examples", "bm25_schema"
+USUAL = ("random", NO_EXAMPLES, "bm25", OF_SCHEMAS, "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle")
+"""Those compared unless settings name others: NO_EXAMPLES only where a language model answers, OF_SCHEMAS only where
+questions have a schema; it was the best plain selector on Spider (docs/results.md)."""
 STRONGEST = "set_bsr"
 """The one to beat: as a rule, language models answer best with it of those without training (docs/results.md)."""
 

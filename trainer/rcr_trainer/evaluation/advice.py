@@ -1,8 +1,9 @@
 """An evaluation in one paragraph: what the data allows, where the selectors stand, whether ours is worth deploying.
 
-A language model's answers decide, by exact match and its interval; without them full coverage is told, and decides
-nothing. Mean coverage never counts: six to ten points of it bought no answers on COVR. Intervals know one training run
-only. The best plain selector is the best on these same queries, which favours it.
+A language model's answers decide, by their results where there is a database, else by exact match, with the interval;
+without answers full coverage is told, and decides nothing. Mean coverage never counts: six to ten points of it bought
+no answers on COVR. Intervals know one training run only. The best plain selector is the best on these same queries,
+which favours it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from rcr_trainer.baselines import STRONGEST
+from rcr_trainer.baselines import NO_EXAMPLES, STRONGEST
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Metric
 
@@ -34,7 +35,7 @@ class Gap:
     @property
     def clear(self) -> int:
         """1: ours is better; −1: worse; 0: the interval has both signs, or it's a little coverage."""
-        if self.metric != "exact_match" and abs(self.points) < LITTLE:
+        if self.metric == "full_coverage" and abs(self.points) < LITTLE:
             return 0
         low, high = self.interval or (0.0, 0.0)
         return (low > 0) - (high < 0)
@@ -52,18 +53,17 @@ def advise(report: EvaluationReport) -> str:
 def _sentences(report: EvaluationReport) -> Iterator[str]:
     if report.oracle is not None:
         yield _ceiling(_shown(report.oracle.coverage), report.k)
-    if report.best_plain() is None:
+    if (gap := _deciding(report)) is None:
         yield "No plain selector was run, so nothing is said of whether rcr is worth deploying."
     else:
-        gap = _deciding(report)
         yield from _on_answers(report)
-        if gap is not None and gap.metric == "full_coverage":  # where there is nothing better
+        if gap.metric == "full_coverage":  # where there is nothing better
             yield (
                 f"Everything that the gold program needs is in rcr's picks for {gap.ours:.1f} % of {report.n} "
                 f"questions, {gap.other:.1f} % with those of {gap.name}, the best plain selector in that: {gap}."
             )
         yield _verdict(report, gap)
-        if gap is not None and gap.clear > 0 and STRONGEST not in report.selectors:
+        if gap.clear > 0 and STRONGEST not in report.selectors:
             yield f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer."
     if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
         yield _on_reinforcement(report, change)
@@ -103,10 +103,10 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
 
 
 def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
-    """Exact match where a language model's answers tell anything, else full coverage."""
-    exact = _gap(report, "exact_match", rival)
-    if exact is not None and exact.interval is not None and exact.ours + exact.other > 0:
-        return exact
+    """Right answers where a language model's tell anything, else full coverage."""
+    right = _gap(report, report.right, rival)
+    if right is not None and right.interval is not None and right.ours + right.other > 0:
+        return right
     return _gap(report, "full_coverage", rival)
 
 
@@ -125,39 +125,45 @@ def _ceiling(coverage: float, k: int) -> str:
 
 
 def _on_answers(report: EvaluationReport) -> Iterator[str]:
-    answers, gap = report.answers, _gap(report, "exact_match", None)
+    answers, gap = report.answers, _gap(report, report.right, None)
     if answers is None or gap is None:
         return
-    who, n = answers.model, answers.n
+    who, rows = answers.model, gap.metric == "execution"
+    asked = f"{answers.told if rows else answers.n} questions"
     if gap.ours == gap.other == 0:
-        yield f"Neither with rcr's picks nor with a plain selector's does {who} answer any of {n} questions."
+        does = f"{who} get the right rows for" if rows else f"{who} answer"
+        yield f"Neither with rcr's picks nor with a plain selector's does {does} any of {asked}."
         return
+    share = f"{gap.ours:.1f} % of {asked}"
+    does = f"gets the right rows for {share}" if rows else f"answers {share} exactly"
+    beside = f"with those of {gap.name}, the best plain selector in that,"
+    if gap.name == NO_EXAMPLES:
+        beside = "without examples, the best of what needs no training,"
     shown = f"k = {report.k}, the first one {'last' if answers.order == 'reversed' else 'first'}"
     few = ", too few different programs to tell" if gap.interval is None else ""
-    yield (
-        f"With rcr's picks ({shown}) {who} answers {gap.ours:.1f} % of {n} questions exactly, with those of "
-        f"{gap.name}, the best plain selector in that, {gap.other:.1f} %: {gap}{few}."
-    )
+    yield f"With rcr's picks ({shown}) {who} {does}, {beside} {gap.other:.1f} %: {gap}{few}."
 
 
-def _verdict(report: EvaluationReport, gap: Gap | None) -> str:
+def _verdict(report: EvaluationReport, gap: Gap) -> str:
     if report.programs < FEW_PROGRAMS:
         return (
             f"Different programs among the {report.n} questions: {report.programs}. That is too few to tell whether "
             f"rcr is worth deploying, which takes {FEW_PROGRAMS} or more."
         )
-    if gap is None or gap.metric != "exact_match":
+    if gap.metric == "full_coverage":
         how = " (evaluation.answers: true)" if report.answers is None else ""
         return f"Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can{how}."
     if gap.clear > 0:
         return "rcr is worth deploying."
+    none = gap.name == NO_EXAMPLES
     if gap.clear < 0:
-        return f"rcr is not worth deploying here: use {gap.name}."
-    return f"That is no clear difference: {gap.name}, which needs no training, will do, unless more questions decide."
+        return f"rcr is not worth deploying here: {'ask without examples' if none else f'use {gap.name}'}."
+    other = "asking without examples" if none else gap.name
+    return f"That is no clear difference: {other}, which needs no training, will do, unless more questions decide."
 
 
 def _on_reinforcement(report: EvaluationReport, gap: Gap) -> str:
-    figure = f"{gap.metric.replace('_', ' ')}: {gap}"
+    figure = f"{'right rows' if gap.metric == 'execution' else gap.metric.replace('_', ' ')}: {gap}"
     if report.programs < FEW_PROGRAMS:
         return f"Whether reinforcement helped can't be told ({figure})."
     if gap.clear > 0:

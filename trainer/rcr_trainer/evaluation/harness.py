@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
@@ -94,7 +93,7 @@ def evaluate(
     rates: dict[str, Rates] = {}
     for name, selector in track(list(selectors.items()), "comparing selectors"):
         scores[name], positions[name], rates[name] = task.measure(name, selector, k)
-    task.time_all(selectors, k, scores.values())
+    task.time_all(selectors, k, scores)
     _put_intervals(scores, rates, task.programs)
     report = EvaluationReport(
         k=k,
@@ -168,8 +167,8 @@ class _Task:
             coverage=100 * float(covered.mean()),
             full_coverage=100 * float(full.mean()),
             prompt_length=float(self.lengths[picks].sum(axis=1).mean()),
-            latency_ms=math.nan,  # see `time_all`
-            latency_batch_ms=math.nan,
+            latency_ms=0.0,  # see `time_all`
+            latency_batch_ms=0.0,
         )
         return scores, picks, {"coverage": covered, "full_coverage": full}
 
@@ -199,25 +198,26 @@ class _Task:
         return np.asarray(pick(questions, k, self.excluded[part], references))
 
     def time_all(
-        self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Iterable[SelectorScores]
+        self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Mapping[str, SelectorScores]
     ) -> None:
-        """Put into their scores the milliseconds of a question alone, and of one among many together.
+        """Put into the scores of all that show picks the milliseconds of a question alone, and of one among many.
 
         Selectors take turns at each question, so that what else the machine does falls on all of them. Each has picked
         before, so what it prepares at its first pick doesn't count.
         """
+        timed = {name: selector for name, selector in selectors.items() if getattr(selector, "shows", True)}
         count = len(self.queries)
         batch = min(LATENCY_BATCH, count)
         sample = np.linspace(0, count - 1, min(LATENCY_QUERIES, count)).astype(int).tolist()
         parts = [*(slice(i, i + 1) for i in sample), slice(batch)]
-        times = np.empty((len(parts), LATENCY_ROUNDS, len(selectors)))
+        times = np.empty((len(parts), LATENCY_ROUNDS, len(timed)))
         for own, part in zip(times, track(parts, "timing selectors"), strict=True):
-            for turn, (at, selector) in product(range(LATENCY_ROUNDS), enumerate(selectors.values())):
+            for turn, (at, selector) in product(range(LATENCY_ROUNDS), enumerate(timed.values())):
                 start = time.perf_counter()
                 self.pick(selector, part, k)
                 own[turn, at] = 1000 * (time.perf_counter() - start)
-        for each, own in zip(scores, times.min(axis=1).T, strict=True):
-            each.latency_ms, each.latency_batch_ms = float(np.median(own[:-1])), float(own[-1] / batch)
+        for name, own in zip(timed, times.min(axis=1).T, strict=True):
+            scores[name].latency_ms, scores[name].latency_batch_ms = float(np.median(own[:-1])), float(own[-1] / batch)
 
 
 # ---------------------------------------------------------------- a language model's answers
@@ -263,6 +263,7 @@ class Answerer:
         given, missing, unpaid = self._answers({name: self._prompts(name, asked) for name in names})
         report.answers = AnswersAsked(self.name, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed"))
         rates = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
+        report.answers.told = max((int((~np.isnan(each["execution"])).sum()) for each in rates.values()), default=0)
         _put_intervals(report.selectors, rates, keys)
 
     def _prompts(self, name: str, asked: Picks) -> list[Request]:

@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from langchain_rcr.basics.files import atomic_file, write_text
+from rcr_trainer.baselines import NO_EXAMPLES
 from rcr_trainer.data import Example
 from rcr_trainer.data.examples import read_text
 from rcr_trainer.errors import DataError
@@ -113,6 +114,7 @@ class AnswersAsked:
         missing: why some selectors have no answers; empty: all have.
         unpaid: whether that is because the budget was spent.
         order: of our picks in a prompt.
+        told: questions whose gold program's result is known, which `execution` is about; 0 without a database.
     """
 
     model: str
@@ -121,6 +123,7 @@ class AnswersAsked:
     missing: str = ""
     unpaid: bool = False
     order: str = "reversed"
+    told: int = 0
 
 
 @dataclass(slots=True)
@@ -172,10 +175,17 @@ class EvaluationReport:
         """The figures of the oracle, if it was run."""
         return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
 
+    @property
+    def right(self) -> Metric:
+        """By what answers are right: their results, where a database tells them, else exact match."""
+        return "execution" if self.answers is not None and self.answers.told else "exact_match"
+
     def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
-        """Name and figure (%) of the best plain selector, the first of equals."""
-        plain = [(name, getattr(scores, metric)) for name, scores in self.selectors.items() if scores.kind == "plain"]
-        return max((each for each in plain if each[1] is not None), key=lambda each: each[1], default=None)
+        """Name and figure (%) of the best plain selector, the first of equals; without examples nothing is covered."""
+        none = () if metric in ("exact_match", "execution") else (NO_EXAMPLES,)
+        plain = {name: each for name, each in self.selectors.items() if each.kind == "plain" and name not in none}
+        found = [(name, figure) for name, each in plain.items() if (figure := getattr(each, metric)) is not None]
+        return max(found, key=lambda each: each[1], default=None)
 
     def to_json(self) -> str:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""

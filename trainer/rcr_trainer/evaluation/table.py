@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from langchain_rcr.basics.section import printable
 from langchain_rcr.programs.structures import is_label
+from rcr_trainer.baselines import NO_EXAMPLES
 from rcr_trainer.evaluation.report import (
     FIGURES,
     OURS,
@@ -50,9 +51,10 @@ def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
     lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
     if gaps := _intervals(report):
         lines += ["## Ours less each other, points (95 % interval)", "", *gaps, ""]
-    best = report.best_plain("exact_match") or report.best_plain()
+    best = report.best_plain(report.right) or report.best_plain()
     rival = None if best is None else best[0]
-    lines.append(f"## Questions{f' (also with the picks of {rival}, the best plain selector)' if rival else ''}")
+    beside = "without examples" if rival == NO_EXAMPLES else f"with the picks of {rival}, the best plain selector"
+    lines.append(f"## Questions{f' (also {beside})' if rival else ''}")
     for question in picks:
         lines += ["", *_question(question, [name for name in (OURS, rival) if name in question.selectors])]
     return printable("\n".join(lines) + "\n")
@@ -83,6 +85,8 @@ def notes(report: EvaluationReport) -> list[str]:
     answers, ours = report.answers, report.selectors.get(OURS)
     if answers is not None:
         lines.append(f"Exact match: {answers.n} queries of {answers.programs} programs, answered by {answers.model}.")
+        if 0 < answers.told < answers.n:
+            lines.append(f"Same rows: the {answers.told} of them whose gold program gives a result to compare.")
         if ours and ours.no_program:
             lines.append(f"{ours.no_program:.1f} % of rcr's answers hold no program.")
         if answers.missing:
@@ -134,7 +138,8 @@ def _outcome(question: Question, own: Picked) -> str:
     if own.exact is None:
         return lacks
     verdict = "right" if own.exact else "other, with the same result" if own.execution else "wrong"
-    return f"{verdict}: {_code(own.answer) if own.answer else 'no program'}; {lacks}"
+    answer = f"{verdict}: {_code(own.answer) if own.answer else 'no program'}"
+    return f"{answer}; {lacks}" if own.picks else answer
 
 
 def _code(text: str) -> str:
