@@ -1,6 +1,7 @@
 """The comparison of a whole run with a language model: whom it asks, what that costs, and what a failure leaves."""
 
 import json
+import sqlite3
 from contextlib import closing
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from openai_server import OpenAIServer
 from places import MODEL
 from rcr_trainer import baselines, cli, pipeline
 from rcr_trainer.baselines.simple import BM25Selector
-from rcr_trainer.data import read_split
+from rcr_trainer.data import Example, read_split
 from rcr_trainer.evaluation import plain, stage
 from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.llm.cache import AnswerCache
@@ -19,6 +20,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import load_config
+from rcr_trainer.runs.tasks import Task, compared, divide, load_split
 from rcr_trainer.settings import EvaluationSettings, Settings
 from tiny_bert import tiny_bert
 
@@ -111,6 +113,75 @@ def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, c
     assert "import runner:sizes (reward.executor): --trust" in capsys.readouterr().err
     assert cli.main(["evaluate", "runs/demo", "--trust"]) == 0  # its own settings have the executor
     assert report().selectors["rcr"].execution is not None
+
+
+def test_rows_decide_whatever_exact_match_says_and_asking_without_examples_is_a_row(here, capsys):
+    """Shown examples, it writes the right SQL in another way; without, it has the gold SQL of every other question."""
+    with closing(sqlite3.connect(here / "books.sqlite")) as database, database:
+        database.execute("CREATE TABLE book (pages INT)")
+        database.executemany("INSERT INTO book VALUES (?)", [(1,), (2,)])
+
+    def gold(n):
+        return f"SELECT {' + '.join(['pages'] * (n + 1))} FROM {'book' if n < 35 else 'shelf'}"
+
+    for part, numbers in {"train": range(1, 31), "test": range(36)}.items():
+        rows = [
+            {"source": f"{part} {n}", "target": gold(n), "schema": "CREATE TABLE book (pages INT)"} for n in numbers
+        ]
+        (here / f"{part}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def answer(prompt):
+        n = int(prompt.rpartition("Source: test ")[2].split()[0])
+        if prompt.count("Source: ") > 1:
+            return f"{gold(n)} WHERE pages > 0"
+        return gold(n) if n % 2 == 0 else "SELECT 0 FROM book"
+
+    files = ["--data.task=files", "--data.train=train.jsonl", "--data.test=test.jsonl", "--program.language=sql:sqlite"]
+    flags = [*files, "--reward.database=books.sqlite"]
+    with OpenAIServer(answer) as server:
+        assert cli.main(["run", "demo.yaml", *flags, *asks(server), "--evaluation.selectors=no_examples"]) == 0
+        found = report()
+        assert exact() == {"rcr": 0, "no_examples": 50}
+        assert found.selectors["no_examples"].execution == pytest.approx(100 * 18 / 35, abs=0.01)
+        assert "gets the right rows for 100.0 % of 35 questions, without examples, the best of what" in found.advice
+        assert "rcr is worth deploying." in found.advice
+        capsys.readouterr()
+        by_default = ["--trust", "--evaluation.selectors=null"]
+        assert cli.main(["evaluate", "runs/demo", *by_default]) == 0
+        assert "Same rows: the 35 of them whose gold program gives a result to compare." in capsys.readouterr().out
+        assert cli.main(["run", "demo.yaml", *flags, *asks(server), "--dry-run", "--evaluation.selectors=null"]) == 0
+    found = report()
+    assert {"no_examples", "bm25", "bm25_schema", "oracle"} < found.selectors.keys()
+    assert "That is no clear difference: random, which needs no training, will do" in found.advice
+    scores = found.selectors["no_examples"]
+    assert scores.coverage == scores.prompt_length == scores.latency_ms == scores.latency_batch_ms == 0
+    asked = len(found.selectors)
+    assert (
+        f"answered with {asked} selectors' picks\nlanguage model: at most {36 * asked} calls" in capsys.readouterr().out
+    )
+
+
+@pytest.mark.parametrize("schema", [None, "", "CREATE TABLE book (pages INT)"])
+@pytest.mark.parametrize("answers", [None, True, False])
+def test_who_is_compared_by_default(answers, schema):
+    query = Example("0", "q", "f", {} if schema is None else {"schema": schema})
+    task = Task([], [], [], [query], [], ProgramSpec())
+    llm = {"kind": "local", "model": None if answers is None else "m"}
+
+    def names(**given):
+        config = Settings.model_validate({"llm": llm, "evaluation": {"answers": answers, **given}})
+        return compared(config, task), compared(config)
+
+    usual = ["random", "bm25", "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle"]
+    own, known = names()
+    assert [name for name in own if name not in usual] == ["no_examples"] * (answers is True) + ["bm25_schema"] * bool(
+        schema
+    )
+    assert [name for name in own if name in usual] == usual
+    assert known == [name for name in own if name != "bm25_schema"]
+    assert names(split="dev") == (known, known)
+    assert names(selectors=["bm25", "random", "bm25"]) == (["bm25", "random"],) * 2
+    assert names(selectors=[]) == ([], [])
 
 
 def test_after_grpo_both_policies_are_answered(capsys, here):
@@ -321,7 +392,8 @@ def test_selectors_without_embeddings_cost_nothing(here):
     flags = {"evaluation.selectors": "bm25,dense,mmr,dpp,set_bsr"}
 
     def count(**more):
-        return plain.count_selectors(load_config(here / "demo.yaml", flags | more))
+        config = load_config(here / "demo.yaml", flags | more)
+        return plain.count_selectors(config, divide(config, load_split(config.data, config.seed)))
 
     assert count() == 2
     assert count(**{"evaluation.embeddings": "some-model"}) == 6

@@ -169,9 +169,11 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
     """Which queries."""
     k: int | None = Field(None, ge=1)
     """Examples a query in the table; null: as many as the trained policy picks."""
-    selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] = Field(
-        ["random", "bm25", "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle"],
-        description=f"What the trained retriever is compared with: {', '.join(baselines.names())}.",
+    selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] | None = Field(
+        None,
+        description=f"What the trained retriever is compared with: {', '.join(baselines.names())}; null: "
+        f"{', '.join(baselines.USUAL)}, but {baselines.NO_EXAMPLES} only where a language model answers and "
+        f"{baselines.OF_SCHEMAS} only where questions have a field schema.",
     )
     embeddings: str | None = None
     """Model of the selectors that compare embeddings, named like model.base; null: the retriever's own base."""
@@ -191,8 +193,8 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
 
     @field_validator("selectors")
     @classmethod
-    def _once_each(cls, names: list[str]) -> list[str]:
-        return list(dict.fromkeys(names))
+    def _once_each(cls, names: list[str] | None) -> list[str] | None:
+        return names and list(dict.fromkeys(names))
 
 
 class Settings(Section, use_attribute_docstrings=True):

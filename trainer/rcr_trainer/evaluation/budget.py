@@ -30,7 +30,7 @@ def plan(config: Settings, task: Task) -> list[str]:
     if config.grpo.enabled:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
     if config.evaluation.asks(config.llm):
-        asked, selectors = f"{_answered(config, task)} {config.evaluation.split}", count_selectors(config)
+        asked, selectors = f"{_answered(config, task)} {config.evaluation.split}", count_selectors(config, task)
         lines.append(f"evaluation: {asked} queries, answered with {selectors} selectors' picks")
     if texts := texts_at_most(config, task):
         lines.append(f"baselines: at most {texts:,} texts scored, to learn from")
@@ -86,7 +86,7 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequen
         for stage, calls in calls_at_most(grpo, len(task.reinforced), len(task.dev), races=races).items():
             yield stage, calls, shown, task.dev if stage == "development" else task.reinforced
     if evaluation.asks(config.llm):
-        calls = _answered(config, task) * count_selectors(config)
+        calls = _answered(config, task) * count_selectors(config, task)
         yield "evaluation", calls, most, task.held_out(evaluation.split)
     if texts := texts_at_most(config, task):
         tried = config.llm.kind != "local"  # see `try_scoring`

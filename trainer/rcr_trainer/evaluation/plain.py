@@ -31,7 +31,7 @@ from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.policies import device_of, embeddings_of
-from rcr_trainer.runs.tasks import Task, open_language_model
+from rcr_trainer.runs.tasks import Task, compared, open_language_model
 from rcr_trainer.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -131,7 +131,7 @@ def choose(selector: Baseline, pool: Sequence[Example], dev: Sequence[Example], 
 
 def learners(config: Settings) -> list[str]:
     """The comparison's selectors that learn from a scoring model; a `ConfigError` if there is no such model."""
-    names = [name for name in config.evaluation.selectors if "score" in get_baseline(name).needs]
+    names = [name for name in compared(config) if "score" in get_baseline(name).needs]
     if names and not (config.llm.given and config.llm.scores):
         raise ConfigError(
             f"evaluation.selectors: {', '.join(names)} learn from a scoring language model: name one by llm.model, "
@@ -164,12 +164,12 @@ def texts_at_most(config: Settings, task: Task) -> int:
     return sum(get_baseline(name).texts(options, queries, k) for name in learners(config))
 
 
-def count_selectors(config: Settings) -> int:
+def count_selectors(config: Settings, task: Task) -> int:
     """How many selectors the comparison has, ours included."""
     without = set() if _embeddings(config) else {"embed"}
     if _token_embedder(config) is None:
         without |= {"embed_tokens"}
-    plain = [name for name in config.evaluation.selectors if without.isdisjoint(get_baseline(name).needs)]
+    plain = [name for name in compared(config, task) if without.isdisjoint(get_baseline(name).needs)]
     return 1 + config.grpo.enabled + len(plain)
 
 
@@ -243,7 +243,7 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     embedded each time, because their encoding is a part of the latencies.
     """
     config, name = run.config, _embeddings(run.config)
-    if name is None or not any("embed" in get_baseline(selector).needs for selector in config.evaluation.selectors):
+    if name is None or not any("embed" in get_baseline(selector).needs for selector in compared(config)):
         return None
     own = name == config.model.pretrained
     raw: Any = model.backbone if own else None

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 from langchain_rcr.basics.files import write_text
 from langchain_rcr.errors import CheckpointError
@@ -21,13 +21,13 @@ from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, ta
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.harness import Answerer, PickFunction, evaluate
 from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
-from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Picks, write_picks
+from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Metric, Picks, write_picks
 from rcr_trainer.evaluation.table import report_text
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.policies import load_model
-from rcr_trainer.runs.tasks import Task, build_execution, divide, open_language_model
+from rcr_trainer.runs.tasks import Task, build_execution, compared, divide, open_language_model
 from rcr_trainer.runs.trust import check_foreign
 from rcr_trainer.settings import Settings
 
@@ -76,7 +76,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             dev=task.dev,
             k=k,
             exclude_dev=_barred(task, "dev", held_out),
-            names=evaluation.selectors,
+            names=compared(config, task),
         )
         return evaluate(
             {**ours, **plain.selectors},
@@ -146,7 +146,7 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
 
 def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
     """The model card of the run's checkpoint, with its figures."""
-    found = {name: getattr(report.selectors[OURS], name) for name in ("coverage", "full_coverage", "exact_match")}
+    found = {name: getattr(report.selectors[OURS], name) for name in get_args(Metric)}
     return model_card(
         model.config,
         model.spec,

@@ -26,7 +26,7 @@ from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import ALONE, GRPO, PAPER, REST, Row, Table, Variant, name_of, published
 from rcr_trainer.runs.layers import checked, load_config, merged
-from rcr_trainer.runs.tasks import divide, load_split, open_language_model
+from rcr_trainer.runs.tasks import compared, divide, load_split, open_language_model
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import SFTSettings
 
@@ -308,10 +308,11 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _compared_before(config: Settings) -> Settings:
     """The same settings with the selectors of the run that is there, where these include all that are wanted."""
     before = config.folder / "config.yaml"
-    there = load_config(before, environ={}).evaluation.selectors if before.is_file() else []
-    if not set(there) >= set(config.evaluation.selectors):
+    there = load_config(before, environ={}) if before.is_file() else None
+    if there is None or not set(compared(there)) >= set(compared(config)):
         return config
-    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update={"selectors": there})})
+    selectors = {"selectors": there.evaluation.selectors}
+    return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=selectors)})
 
 
 @cache
@@ -362,7 +363,7 @@ def pace(cells: Sequence[Cell]) -> float | None:
     if (config := next(asking, None)) is None:
         return None
     task, k = divide(config, load_split(config.data, config.seed)), config.k
-    plain = (baselines.get_baseline(name) for name in config.evaluation.selectors)
+    plain = (baselines.get_baseline(name) for name in compared(config, task))
     selector = next((each for each in plain if each.shows and not each.needs), None)
     few, n = max(_FEW, config.llm.concurrency), min(len(task.test), config.evaluation.answer_queries or _MOST)
     asked = [task.test[i * len(task.test) // n] for i in range(n)]

@@ -12,6 +12,7 @@ import numpy as np
 
 from langchain_rcr.errors import PoolError
 from langchain_rcr.programs import TOKENS, ProgramSpec
+from rcr_trainer.baselines import NO_EXAMPLES, OF_SCHEMAS, USUAL
 from rcr_trainer.data import (
     PARTS,
     Example,
@@ -207,6 +208,22 @@ def check_task(config: Settings, task: Task) -> Task:
             "can be compared on them: set program.language (tokens reads any text), or check the programs"
         )
     return replace(task, spec=spec)
+
+
+def compared(config: Settings, task: Task | None = None) -> list[str]:
+    """The names of the selectors that the trained retriever is compared with, on this task's questions.
+
+    Without the task, as if no question had a schema: the one selector that is for schemas opens and asks nothing.
+    """
+    evaluation = config.evaluation
+    if evaluation.selectors is not None:
+        return evaluation.selectors
+    queries = [] if task is None else task.held_out(evaluation.split)
+    wanted = {
+        NO_EXAMPLES: evaluation.asks(config.llm),
+        OF_SCHEMAS: any(query.fields.get("schema") for query in queries),
+    }
+    return [name for name in USUAL if wanted.get(name, True)]
 
 
 def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:

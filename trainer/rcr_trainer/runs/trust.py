@@ -14,6 +14,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.redaction import redact
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.tasks import compared
 from rcr_trainer.settings import Settings
 
 _OPENS_MODELS = {"embed", "embed_tokens", "policy"}
@@ -36,7 +37,7 @@ def _named(config: Settings) -> Iterator[tuple[str, str]]:
     evaluation, base = config.evaluation, config.model.pretrained or ""
     if base.startswith("langchain:") and get_family(config.model.family).frozen:
         yield "model.base", f"import {base.removeprefix('langchain:')}"
-    kinds = {name: get_baseline(name) for name in evaluation.selectors}
+    kinds = {name: get_baseline(name) for name in compared(config)}
     needs = {need for kind in kinds.values() for need in kind.needs}
     models = {f"evaluation.{name}": getattr(evaluation, name, "") for name in kinds if "encode" in kinds[name].needs}
     if needs & _OPENS_MODELS:
