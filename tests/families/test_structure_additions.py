@@ -209,7 +209,7 @@ def test_added_questions_become_landmarks(retriever):
     expected = ((said[:, place] - chance) / (1 - chance)).clip(0, 1)
     assert expected[0] > 0.5
 
-    _, labels, _ = encoder._with_additions()
+    labels = encoder._with_additions().labels
     labels.weights[:] = 0  # what phrases say
     likely = labels.likelihoods([item.source for item in asked], said[:, -SPARE:].astype(np.float32))
     np.testing.assert_allclose(likely[:, place], expected, atol=1e-3)

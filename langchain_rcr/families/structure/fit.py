@@ -19,13 +19,10 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
-from langchain_rcr.families.structure import cues
+from langchain_rcr.families.structure import COST, COST_OF_MANY, cues
+from langchain_rcr.families.structure.homes import home_hashes, learn_homes
 from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
 
-COST = 0.01
-"""ε (`NeedEncoder`): the best or nearly so on folds of twelve tasks (COVR, GeoQuery, SQL). Chosen for each task by its
-own folds, picks for test questions were no better on sixteen. γ of 0.7 and 0.5, with an ε that suits them, were no
-better."""
 RARITY = 0.5
 """δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
 LABEL, PAIR = 8.0, 3.0
@@ -71,6 +68,9 @@ def begin(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) ->
 def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
     """Make landmarks of the questions whose program has a column, (M, D) of which are returned."""
     gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
+    if encoder.homes:
+        sole, elsewhere = learn_homes(gold, home_hashes([question.home for question in questions]))
+        encoder.put({"sole": sole, "elsewhere": np.array(elsewhere, dtype=np.float32)})
     known: _Ints = np.flatnonzero(gold.any(axis=1))
     if len(known) > encoder.most:
         rng = np.random.default_rng([seed, 5])
@@ -156,4 +156,5 @@ def _weigh(encoder: NumpyNeedEncoder, targets: _Floats) -> None:
     by_size = encoder.tensors()["by_size"].copy()
     by_size[:2] = np.log(np.array([LABEL, PAIR], dtype=np.float32))[: len(by_size)]
     worth = (RARITY * np.log(idf / idf.mean())).astype(np.float32)
-    encoder.put({"worth": worth, "by_size": by_size, "cost": np.array(np.log(COST), dtype=np.float32)})
+    cost = np.log(COST_OF_MANY if encoder.homes else COST)
+    encoder.put({"worth": worth, "by_size": by_size, "cost": np.array(cost, dtype=np.float32)})

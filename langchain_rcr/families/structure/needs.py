@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, ClassVar, Self, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +31,12 @@ from langchain_rcr.families.structure import LANDMARKS, LEAST
 from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
 from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Descriptions
+from langchain_rcr.families.structure.homes import HOMES, home_hashes, home_rows, sole_homes, useful
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Views, nearest_held_out
 from langchain_rcr.families.structure.shown import FULL_LENGTH
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, rarity, word_rows
+from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 
 _UNFITTED = 1e-6
 """ε before fitting: a draft outweighs it."""
@@ -57,8 +58,16 @@ _GROWING = RLock()
 logger = logging.getLogger(__name__)
 
 
-_Grown: TypeAlias = tuple[Joined, NewLabels | None, NDArray[np.float32]]
-"""The regression with the A added questions, who needs a new label, and what the added programs have (A, columns)."""
+class _Grown(NamedTuple):
+    """What is known with the A added examples."""
+
+    regression: Joined
+    labels: NewLabels | None
+    """Who needs a new label."""
+    has: NDArray[np.float32]
+    """(A, columns + SPARE)."""
+    sole: NDArray[np.int64]
+    """See `sole_homes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +84,7 @@ class Needs:
             without their folds, as those of a held-out question are; for others with added questions as landmarks.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
+        useful: (N, columns) what each column counts, less where the programs of one other home alone have it.
     """
 
     likeness: NDArray[np.float32]
@@ -85,6 +95,7 @@ class Needs:
     raw: NDArray[np.float32] | None = None
     shift: NDArray[np.float32] | None = None
     new: NDArray[np.float32] | None = None
+    useful: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
@@ -180,6 +191,9 @@ class NumpyNeedEncoder(BaseEncoder):
         first |= {"homing": np.log(max(home, LEAST))} if homes else {}
         for name, value in first.items():
             self.keep(name, np.asarray(value, dtype=np.float32), trained=True)
+        if homes:  # see `learn_homes`
+            self.keep("sole", np.zeros(columns, dtype=np.int64))
+            self.keep("elsewhere", np.ones((), dtype=np.float32))
         self.keep("rarity", np.ones(WORDS, dtype=np.float32))
 
     @classmethod
@@ -294,14 +308,18 @@ class NumpyNeedEncoder(BaseEncoder):
                 kept = self.tensors()
                 raw = likeness @ kept["dual"] + kept["mean"]
         else:
-            joined, labels, _ = grown
+            joined, labels = grown.regression, grown.labels
             every = joined.likeness(views)
             raw, spare = np.split(every @ joined.dual + joined.mean, [-SPARE], axis=1)
             new = None if labels is None else labels.likelihoods(questions, spare)
             likeness = every[:, : len(self.dual)]
         if raw is not None and self.descriptions.pairs:
             raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
-        return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new)
+        share = None
+        if self.homes:
+            kept = self.tensors()
+            share = useful(kept["sole"] if grown is None else grown.sole, kept["elsewhere"], views.homes)
+        return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new, useful=share)
 
     def relevance(self, features: Needs) -> NDArray[np.float64]:
         """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.
@@ -365,17 +383,20 @@ class NumpyNeedEncoder(BaseEncoder):
 
     def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
         """With further added examples."""
-        targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
+        targets, homes = np.asarray(self.inventory.rows([item.target for item in new], spare=True)), views.homes
         if grown is None:
             kept = self.tensors()
             padded = np.pad(kept["dual"], ((0, 0), (0, SPARE))), np.pad(kept["mean"], (0, SPARE))
             joined = Joined(self.landmarks, self.landmarks.inverse().astype(np.float32), *padded).joined(views, targets)
+            sole = kept["sole"] if self.homes else np.zeros(len(self.inventory), dtype=np.int64)
         else:
-            joined, _, before = grown
-            joined = joined.joined(views, targets)
+            joined, _, before, sole = grown
+            joined, homes = joined.joined(views, targets), np.concatenate([self.added.homes, homes])
             new, targets = [*self._known, *new], np.concatenate([before, targets])
+        sole = sole_homes(sole, targets[:, :-SPARE], homes)
         spare, questions = targets[:, -SPARE:], [item.source for item in new]
-        return joined, NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None, targets
+        labels = NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None
+        return _Grown(joined, labels, targets, sole)
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `BaseEncoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""
@@ -404,9 +425,9 @@ class NumpyNeedEncoder(BaseEncoder):
             tokens = self.token_bags.vectors(words)
         elif self.backbone is not None:
             vectors = self.backbone.embed(questions, queries=True)
-        homes = [text_hash(item.home) if self.homes and item.home else 0 for item in items]
+        homes = home_hashes([item.home if self.homes else "" for item in items])
         bags = self.vocabulary.bags([Item(question) for question in questions])
-        return Views(vectors, tokens, bags, np.array(homes, dtype=np.int64))
+        return Views(vectors, tokens, bags, homes)
 
     def raw(self, features: Needs) -> Any:
         """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""
@@ -423,6 +444,8 @@ class NumpyNeedEncoder(BaseEncoder):
         by_phrases = said[:, self.owner]
         by_phrases = xp.where((by_phrases >= SURE) & (self.lengths <= PHRASED), by_phrases, 0)
         likely = xp.maximum(predicted[:, self.owner], by_phrases)
+        if features.useful is not None:
+            likely = likely * self.given(features.useful)[:, self.owner]
         if features.shift is None:
             return likely
         shift = self.given(features.shift)

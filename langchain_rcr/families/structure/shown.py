@@ -12,8 +12,9 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.encoding import BaseEncoder
 from langchain_rcr.families.structure import LEAST
+from langchain_rcr.families.structure.homes import HOMES, home_rows
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
-from langchain_rcr.families.structure.words import HOMES, WORDS, home_rows, word_rows
+from langchain_rcr.families.structure.words import WORDS, word_rows
 
 FULL_LENGTH = 5.0
 """Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""

@@ -1,0 +1,83 @@
+"""What homes of questions (`Item.home`), such as databases, tell: columns of their own, and which structures are whose.
+
+A home has some of `HOMES` columns, by its hash. Most of the structures that the programs of a single database have
+name its tables: they are of little use to questions of another, however like these sound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.families.arrays import sparse_rows
+from langchain_rcr.families.folds import text_hash
+from langchain_rcr.families.structure.inventory import marks
+
+HOMES = 64
+"""Columns of homes, where examples have any."""
+_MARKS = 4
+"""Columns of a home, with ±1/2 in each; two homes share a quarter of one on average."""
+
+
+def home_rows(homes: Sequence[str]) -> SparseRows:
+    """(N, HOMES) a unit vector for each home; 0 where it is empty.
+
+    Of negative numbers, for questions and examples, so that no state takes a home for a need.
+    """
+    columns = [sorted(marks(home, HOMES, _MARKS)) if home else () for home in homes]
+    return sparse_rows([dict.fromkeys(places, -(_MARKS**-0.5)) for places in columns], HOMES)
+
+
+def home_hashes(homes: Sequence[str]) -> NDArray[np.int64]:
+    """(N,) a number for each home; 0 where it is empty."""
+    return np.array([text_hash(home) if home else 0 for home in homes], dtype=np.int64)
+
+
+def sole_homes(known: NDArray[np.int64], has: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """(C,) whose structures each column has: the hash of the only home with it, 0 where several or none have it.
+
+    Args:
+        known: (C,) the same without these programs.
+        has: (N, C) which columns they have.
+        homes: (N,) hashes of theirs.
+    """
+    others: NDArray[np.bool_] = ((has > 0) & (homes[:, None] != known)).any(axis=0)
+    return np.where(others, 0, known)
+
+
+def learn_homes(has: NDArray[np.float32], homes: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+    """`sole_homes` of all programs, and what a column with a single home counts for questions of the others.
+
+    That is how often a home has a column that one other has, relative to one that several others have: some hundredths
+    where databases share no table, nearly 1 where homes share all.
+
+    Args:
+        has: (N, C) which columns the programs have.
+        homes: (N,) hashes of theirs.
+    """
+    every = np.unique(homes)
+    having = np.stack([(has[homes == home] > 0).any(axis=0) for home in every])
+    counts = having.sum(axis=0)
+    # Pairs of a column and a home, by how many others have the column: one, or several.
+    one, two, more = (int(kept.sum()) for kept in (counts == 1, counts == 2, counts > 2))
+    have_one, lack_one = 2 * two, (len(every) - 1) * one
+    have_several, lack_several = int(counts[counts > 2].sum()), (len(every) - 2) * two
+    lack_several += len(every) * more - have_several
+    ratio = _rate(have_one, lack_one) / _rate(have_several, lack_several)
+    return np.where(counts == 1, every[having.argmax(axis=0)], 0), min(1.0, ratio)
+
+
+def useful(sole: NDArray[np.int64], elsewhere: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.float32]:
+    """(N, C) what each column counts for questions of these homes: `elsewhere` where one other home alone has it.
+
+    Every column counts for a question whose home isn't known.
+    """
+    own = homes[:, None]
+    return np.where((sole == 0) | (sole == own) | (own == 0), np.float32(1), elsewhere)
+
+
+def _rate(present: int, absent: int) -> float:
+    return (present + 1) / (present + absent + 1)
