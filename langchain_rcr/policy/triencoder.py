@@ -84,7 +84,8 @@ class TriEncoder(Module):
         if not query.dim == context.dim == candidate.dim:
             raise InputError(f"the three encoders must agree on D: {query.dim}, {context.dim}, {candidate.dim}")
         self.query, self.context, self.candidate = query, context, candidate
-        self.config, self.spec = config, spec or ProgramSpec()
+        self.config = get_family(config.family).settled(self.encoders, config)
+        self.spec = spec or ProgramSpec()
         self.card = ""
         self.prompt: Prompt | None = None
         self.group: str | None = None
@@ -123,11 +124,13 @@ class TriEncoder(Module):
 
     def state(self) -> State[Any]:
         """A fresh state; its `start` takes E_x of the queries."""
-        return make_state(self.config.state, self.config.lam, self.config.fade)
+        fade = self.config.fade
+        assert not isinstance(fade, str)  # settled
+        return make_state(self.config.state, self.config.lam, fade)
 
     def vary(self, changes: Mapping[str, Any]) -> None:
         """Change settings that need no new fit, such as λ; vectors made before may no longer fit."""
-        self.config = self.family.vary(self.encoders, self.config, changes)
+        self.config = self.family.settled(self.encoders, self.family.vary(self.encoders, self.config, changes))
 
     @contextmanager
     def varied(self, changes: Mapping[str, Any]) -> Iterator[None]:

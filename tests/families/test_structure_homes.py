@@ -186,3 +186,16 @@ def test_names_of_one_database_are_no_needs_of_another(shops, tmp_path):
     grown = again.query.likelihoods(again.query.featurize(asked[1:2]))
     assert grown[0, place["south_rivers"]] > 0.3
     assert 0 < grown[0, place["north_rivers"]] < elsewhere
+
+
+@pytest.mark.parametrize(("given", "alone", "many"), [("auto", 4.0, 2.0), (3.0, 3.0, 3.0), (None, None, None)])
+def test_what_is_covered_fades_more_slowly_where_there_are_databases(shops, tmp_path, given, alone, many):
+    plain = [item._replace(home="") for item in shops]
+    for items, fade in ((plain, alone), (shops, many)):
+        model = TriEncoder.fitted(items, spec=SPEC, base=None, fade=given)
+        assert model.config.fade == model.state().fade == fade
+        model.save_pretrained(tmp_path / str(fade))
+        assert TriEncoder.from_pretrained(tmp_path / str(fade)).config.fade == fade
+    model.vary({"fade": "auto"})
+    assert model.config.fade == 2.0
+    assert TriEncoder.build("lexical", plain, spec=SPEC, fade="auto").state().fade is None

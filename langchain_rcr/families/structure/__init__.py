@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import Field
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.base import DEFAULT_BASE, Encoders, Family, ModelSettings
+from langchain_rcr.families.base import AUTO, DEFAULT_BASE, Encoders, Family, ModelSettings
 from langchain_rcr.families.state import AdditiveState
 
 if TYPE_CHECKING:
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
     from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
     from langchain_rcr.programs import ProgramSpec
 
-FADE, LENGTH_PENALTY, WORDING, HOME = 4.0, 1.0, 0.05, 0.3
-"""p, α, ω and what a home counts: chosen by language models on held-out training questions (docs/results.md)."""
+FADE, FADE_OF_MANY = 4.0, 2.0
+"""p (`State`), where examples have homes the second."""
+LENGTH_PENALTY, WORDING, HOME = 1.0, 0.05, 0.3
+"""α, ω and what a home counts. They and p were chosen by language models on held-out training questions
+(docs/results.md)."""
 COST, COST_OF_MANY = 0.01, 0.05
 """ε (`NeedEncoder`), where examples have homes the second. The first was the best or nearly so on folds of twelve tasks
 (COVR, GeoQuery, SQL of one database). Chosen for each task by its own folds, picks for test questions were no better on
@@ -45,7 +48,7 @@ class StructureSettings(ModelSettings):
 
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
     state: str = ModelSettings.field("state", "saturating")
-    fade: float | None = ModelSettings.field("fade", FADE)
+    fade: Annotated[float, Field(ge=1)] | Literal["auto"] | None = ModelSettings.field("fade", AUTO)
     ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
     dim: int | None = Field(
         None,
@@ -99,6 +102,7 @@ class StructureFamily(Family):
     fits = frozen = structured = takes_drafts = True
     changes: ClassVar = (
         {"fade": 2.0},
+        {"fade": 4.0},
         {"fade": 6.0},
         {"words": 0.02},
         {"words": 0.5},
@@ -184,17 +188,21 @@ class StructureFamily(Family):
                 query.put({array: new})
         return changed
 
+    def fade(self, encoders: Any) -> float:
+        """See `Family.fade`."""
+        return FADE_OF_MANY if encoders[0].homes else FADE
+
     def changes_to(self, encoders: Any) -> Sequence[Mapping[str, Any]]:
-        """See `Family.changes_to`; where examples have homes, these count, and ε begins elsewhere."""
+        """See `Family.changes_to`; where examples have homes, these count, and ε and p begin elsewhere."""
         homes = bool(encoders[0].homes)
-        own = {"cost": COST_OF_MANY if homes else COST}
-        return [change for change in self.changes if change != own and (homes or "home" not in change)]
+        begin = {"cost": COST_OF_MANY if homes else COST}, {"fade": self.fade(encoders)}
+        return [change for change in self.changes if change not in begin and (homes or "home" not in change)]
 
     def numbers(self, encoders: Any, settings: StructureSettings) -> dict[str, float]:
         """See `Family.numbers`: with λ p, α and ω, and those of `vary`."""
         query, kept = encoders[0], encoders[0].tensors()
         learnt = {name: math.exp(kept[array].flat[0]) for name, array in _logarithms(query).items()}
-        named = {"fade": settings.fade or 0.0, "length_penalty": settings.length_penalty}
+        named = {"fade": float(settings.fade or 0), "length_penalty": settings.length_penalty}
         numbers = {**super().numbers(encoders, settings), **named, **learnt}
         return {name: number for name, number in numbers.items() if number > 2 * LEAST}
 
