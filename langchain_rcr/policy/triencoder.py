@@ -124,9 +124,7 @@ class TriEncoder(Module):
 
     def state(self) -> State[Any]:
         """A fresh state; its `start` takes E_x of the queries."""
-        fade = self.config.fade
-        assert not isinstance(fade, str)  # settled
-        return make_state(self.config.state, self.config.lam, fade)
+        return make_state(self.config.state, self.config.lam, cast("float | None", self.config.fade))  # settled
 
     def vary(self, changes: Mapping[str, Any]) -> None:
         """Change settings that need no new fit, such as λ; vectors made before may no longer fit."""
