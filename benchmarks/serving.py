@@ -105,7 +105,7 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
 
     sparse = isinstance(vectors.candidate, SparseRows)
     family = get_family("structure" if sparse else "embeddings")
-    settings = family.settings(**({} if sparse else {"lam": LAM}))
+    settings = family.settings(**({"fade": 4.0} if sparse else {"lam": LAM}))
     candidate, context = Looked(vectors.candidate), Looked(vectors.context)
     model = TriEncoder(Looked(vectors.candidate), context, candidate, settings)
     return SequentialCompositionalRetriever.from_encoder(
