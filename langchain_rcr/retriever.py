@@ -19,6 +19,7 @@ from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
 from pydantic import ConfigDict
 
+from langchain_rcr.basics.section import stated, unknown
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import InThisThread
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
@@ -32,7 +33,6 @@ from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.served import Pick
 from langchain_rcr.pool.store import ExampleStore
-from langchain_rcr.programs.languages import unknown
 
 logger = logging.getLogger(__name__)
 
@@ -107,19 +107,16 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     auto_refit: bool = False
 
     def __init__(self, *, store: ExampleStore | None = None, **fields: Unpack[Fields]) -> None:
-        # Not in validators: pydantic would wrap the InputError in a ValidationError.
         if "vectorstore" in fields:
             raise InputError(f"{type(self).__name__}: a filled vectorstore has no vectors of ours: use from_examples")
-        strange = next((name for name in fields if name not in type(self).model_fields), None)
-        if strange is not None:
-            raise InputError(f"{type(self).__name__}: {unknown(strange, type(self).model_fields)}")
         if store is None:
             raise InputError(f"{type(self).__name__}: create it with from_pretrained, from_examples or from_encoder")
         check_fields(**fields)
         if fields.get("min_relevance") and not store.encoder.family.fits:
             name = store.encoder.family.name
             logger.warning("min_relevance has no effect: the %s family can't tell what its examples are about", name)
-        super().__init__(store=store, **fields)
+        with stated(type(self).__name__, type(self)):
+            super().__init__(store=store, **fields)
 
     @property
     def source_keys(self) -> tuple[str, ...]:

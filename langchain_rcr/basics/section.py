@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 import reprlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+from langchain_rcr.errors import InputError
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
@@ -31,6 +35,13 @@ class Section(BaseModel):
         allow_inf_nan=False,
         protected_namespaces=(),
     )
+
+    def __init__(self, **values: Any) -> None:
+        with stated(type(self).__name__, type(self)):
+            super().__init__(**values)
+
+    # Else pydantic would call it for a section within another, whose errors would lose their places.
+    __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("*", mode="before")
     @classmethod
@@ -73,6 +84,51 @@ class OneOf:
 def contradiction(field: str, value: object, other: str, other_value: object, advice: str) -> ValueError:
     """The error for two settings that contradict each other."""
     return ValueError(f"{field} = {show(value)} contradicts {other} = {show(other_value)}: {advice}")
+
+
+@contextmanager
+def stated(what: str, model: type[BaseModel]) -> Iterator[None]:
+    """Turn pydantic's error about the fields of `model`, which has several lines, into an `InputError` of one line."""
+    try:
+        yield
+    except ValidationError as error:
+        said = explained(error, lambda place: str(place[0]) if place else "", model.model_fields)
+        raise InputError(f"{what}: {said}") from None
+
+
+def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str], known: Iterable[str] = ()) -> str:
+    """One line for what pydantic found: the field, what is expected, and the value.
+
+    `name` tells a field by its place; "": the message alone says what is wrong. `known` are the fields there are.
+    """
+    wanted: dict[tuple[str, str], list[str]] = {}
+    for item in error.errors(include_url=False):
+        text, field = item["msg"].removeprefix("Value error, "), name(item["loc"])
+        if item["type"] == "extra_forbidden":
+            field, text = "", unknown(str(item["loc"][-1]), known)
+        elif item["type"] == "missing":
+            field, text = "", f"{field} must be given"
+        # pydantic adds how it failed ("…, unable to parse string as an integer"); the value says that better.
+        expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
+        too_short = re.match(r"(?:List|String) should (have at least \d+ \w+)", text)
+        # Of a field that may have several types there is a message for each.
+        about = wanted.setdefault((field, show(item["input"])) if field else (text, ""), [])
+        about += [too_short[1] if too_short else expected if about else f"be {expected}"] if field else []
+    messages = []
+    for (field, value), each in wanted.items():
+        must = " or ".join(each)
+        near = difflib.get_close_matches(value.strip("'"), re.findall("'([^']+)'", must), 1)
+        hint = f" (did you mean '{near[0]}'?)" if near else ""
+        messages.append(f"{field} must {must}, not {value}{hint}" if must else field)
+    return "; ".join(messages)
+
+
+def unknown(name: str, known: Iterable[str]) -> str:
+    """Return the message for an unknown name: the nearest known one, and all of them."""
+    choices = sorted(known)
+    near = difflib.get_close_matches(name.lower(), choices, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return f"unknown {name!r}; {hint}known: {', '.join(choices)}"
 
 
 def show(value: object) -> str:

@@ -26,7 +26,7 @@ from langchain_core.runnables import (
     RunnableSequence,
     RunnableWithFallbacks,
 )
-from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rcr.errors import InputError
@@ -139,7 +139,7 @@ def few_shot_prompt(
     if prompt.form != "text":
         raise InputError(f"the prompt '{prompt.name}' consists of chat messages: use chat_few_shot_prompt")
     if prefix is not None:
-        prompt = Prompt.model_validate({**prompt.model_dump(), "prefix": prefix})
+        prompt = Prompt(**{**prompt.model_dump(), "prefix": prefix})
     return _text(prompt, selector, prompt_keys(selector, source_key, target_key, query_key), prompt.system or "")
 
 
@@ -269,7 +269,7 @@ def prompt_keys(
     asked = getattr(selector, "input_keys", None) or []
     keys = PromptKeys(source_key, target_key, query_key or (asked[0] if len(asked) == 1 else source_key))
     for key in keys:
-        if not key.isidentifier():
+        if not (isinstance(key, str) and key.isidentifier()):
             raise InputError(f"{key!r} can't be the name of a template variable: letters, digits and underscores only")
         if key in ("self", "stop"):
             raise InputError(f"{key!r} can't be the name of a template variable: LangChain keeps it for itself")
@@ -309,7 +309,7 @@ def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
 
 def completes(llm: Any) -> bool:
     """Whether a model goes on with a text, unlike a chat model."""
-    return isinstance(innermost(coerce_to_runnable(llm)), BaseLLM)
+    return isinstance(innermost(llm), BaseLLM)
 
 
 def innermost(runnable: object) -> object:

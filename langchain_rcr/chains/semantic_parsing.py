@@ -24,6 +24,7 @@ from langchain_core.runnables import (
 from langchain_core.runnables.base import coerce_to_runnable
 from pydantic import ConfigDict, Field
 
+from langchain_rcr.basics.section import stated
 from langchain_rcr.chains.answers import read_answer
 from langchain_rcr.chains.few_shot import (
     PICKED,
@@ -200,6 +201,10 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
     needs_examples: bool = False
     query_key: str = "source"
     labels: tuple[str, str] = APPENDIX_D.labels
+
+    def __init__(self, **fields: Any) -> None:
+        with stated(type(self).__name__, type(self)):
+            super().__init__(**fields)
 
     def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
         """Answer one question; see `semantic_parsing_chain`."""

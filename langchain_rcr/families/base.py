@@ -15,12 +15,12 @@ from importlib.metadata import EntryPoint, entry_points
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias
 
-from pydantic import Field, ValidationError, model_validator
+from pydantic import Field, model_validator
 from pydantic.fields import FieldInfo
 
 from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.section import OneOf, Section, contradiction
+from langchain_rcr.basics.section import OneOf, Section, contradiction, stated
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import STATES, AdditiveState
 
@@ -135,13 +135,8 @@ class Family(ABC):
 
     def settings(self, **values: Any) -> ModelSettings:
         """Its settings, validated; an `InputError` says what is wrong with them."""
-        try:
-            return self.Settings(**{**values, "family": self.name})
-        except ValidationError as error:
-            found = [f"{'.'.join(map(str, item['loc']))} {item['msg']}".strip() for item in error.errors()]
-            raise InputError(
-                f"settings of the {self.name} family: {'; '.join(found).replace('Value error, ', '')}"
-            ) from None
+        with stated(f"settings of the {self.name} family", self.Settings):
+            return self.Settings.model_validate({**values, "family": self.name})
 
     def kinds(self, *, numpy: bool) -> Any:
         """The classes of E_x, E_z and E_c; with `numpy` those without torch, if there are any.

@@ -90,7 +90,7 @@ class Prompt(Section):
     template.
 
     Raises:
-        ValidationError: a template can't be used.
+        InputError: a template can't be used, or a field has a wrong value.
     """
 
     name: Annotated[str, OneOf(lambda: _ABOUT)] = Field(
@@ -138,6 +138,12 @@ class Prompt(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Prompt:
+        self._check_templates()
+        if self.others:
+            self.elsewhere._check_templates()
+        return self
+
+    def _check_templates(self) -> None:
         for field in ("system", "prefix", "suffix", "question", "answer"):
             wanted = {"question": ["source"], "answer": ["target"]}.get(field)
             template = getattr(self, field) or ""
@@ -151,14 +157,12 @@ class Prompt(Section):
                 raise ValueError(f"prompt.{field} = {show(template)}: {error}") from None
         if self.form == "chat" and self.prefix:
             raise contradiction("prompt.prefix", self.prefix, "prompt.form", "chat", "put it into prompt.system")
-        if self.others:
-            self.elsewhere  # noqa: B018 - its templates are checked, too
-        return self
 
     @property
     def elsewhere(self) -> Prompt:
         """The prompt where the examples are of other databases."""
-        return Prompt.model_validate({**self.model_dump(), **self.others, "others": {}}) if self.others else self
+        own = {str(field): template for field, template in self.others.items()}
+        return self.model_copy(update=own | {"others": {}}) if own else self
 
     @property
     def variables(self) -> list[str]:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, TypedDict, get_args
 
+from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.filters import joined
 from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
 from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.programs import ProgramSpec
-from langchain_rcr.programs.languages import unknown
 
 Order = Literal["picked", "reversed"]
 """The order of the picks in a prompt."""
@@ -159,6 +159,9 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "log": (lambda value: value is None or isinstance(value, OutcomeLog), "an OutcomeLog"),
     "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
     "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
+    "source_key": (lambda value: isinstance(value, str | None) or _names(value), "a name, or a sequence of names"),
+    "target_key": (lambda value: isinstance(value, str | None), "a name"),
+    "prefer": (lambda value: isinstance(value, str | None), "a name"),
 }
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 from pydantic import TypeAdapter
 
 from langchain_rcr.basics.items import home_field
+from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
@@ -26,7 +27,6 @@ from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.saved import RETRIEVER_FILE, checkpoint_folder, stored_fields, stored_pool
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.programs import TOKENS, ProgramSpec
-from langchain_rcr.programs.languages import unknown
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -97,7 +97,7 @@ class Lifecycle:
             PoolError, InputError: the examples, ids, keys or fields are invalid; the engine holds other examples.
             EngineError: the engine can't be reached.
         """
-        check_fields(**fields)
+        check_fields(**fields, source_key=source_key, target_key=target_key)
         folder = checkpoint_folder(fetched(run_or_checkpoint))
         saved = stored_fields(folder)
         fields = cls._reopened(folder, saved["fields"], fields)
@@ -180,7 +180,7 @@ class Lifecycle:
                 raise InputError(f"vectorstore_kwargs: {unknown(name, ['filter'])}")
             fields |= {} if value is None else {name: value}
         given = {name: options.pop(name) for name in _OPTIONS if name in options}
-        check_fields(**fields)
+        check_fields(**fields, source_key=source_key, target_key=target_key, prefer=prefer)
         if vectorstore_cls is not None:
             given["index"] = _index_of(vectorstore_cls, options)
         elif options:
@@ -234,7 +234,7 @@ class Lifecycle:
         Raises:
             PoolError, InputError, CheckpointError, EngineError: as `from_pretrained`.
         """
-        check_fields(**fields)
+        check_fields(**fields, source_key=source_key, target_key=target_key)
         pool = pool_of(examples, ids, source_key, target_key)
         return cls(store=ExampleStore(encoder, pool, index, append=append), **fields)
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Protocol, runtime_checkable
 
+from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.programs.tree import Tree
 
@@ -108,11 +109,3 @@ def about(language: str | None) -> About:
 def parse(text: str, language: str = "functional") -> Tree | None:
     """Return the tree of a program, or None for what is not a program (see `get_parser` for languages, errors)."""
     return get_parser(language).parse(text)
-
-
-def unknown(name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown name: the nearest known one, and all of them."""
-    choices = sorted(known)
-    near = difflib.get_close_matches(name.lower(), choices, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    return f"unknown {name!r}; {hint}known: {', '.join(choices)}"

@@ -13,8 +13,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.programs.languages import About, unknown
+from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree
 
 try:

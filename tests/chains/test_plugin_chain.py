@@ -219,6 +219,8 @@ def test_a_parser_object_and_langchains_output_parsers(retriever: SequentialComp
         ({"prompt": ChatPromptTemplate([("human", "{source}")])}, "prompt has no place for the picks"),
         ({"prompt": "Translate {source}"}, "prompt has no place for the picks"),
         ({"query_key": "a b"}, "'a b' can't be the name of a template variable"),
+        ({"source_key": ["a"]}, r"\['a'\] can't be the name of a template variable"),
+        ({"needs_examples": "x"}, "^SemanticParsingChain: needs_examples must be a valid boolean, not 'x'$"),
     ],
 )
 def test_wrong_arguments_are_named(

@@ -8,7 +8,6 @@ import time
 
 import numpy as np
 import pytest
-from pydantic import ValidationError
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Resources, TradeOff
 from rcr_trainer.baselines.dense import DenseSelector
@@ -151,7 +150,7 @@ def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch, tmp_pa
 
 
 def test_an_unregistered_baseline_is_refused():
-    with pytest.raises(ValidationError, match=r"Input should be 'random', .*'oracle'"):
+    with pytest.raises(InputError, match=r"^EvaluationSettings: selectors must be 'random', .*'oracle'"):
         EvaluationSettings(selectors=["longest"])
 
 

@@ -28,7 +28,7 @@ def test_encoders_that_do_not_fit_together_are_an_input_error():
     [
         ("transformer", {}, "needs a model: set base"),
         ("embeddings", {}, "needs a model"),
-        ("transformer", {"dim": 3}, "settings of the transformer family: dim"),
+        ("transformer", {"dim": 3}, "settings of the transformer family: unknown 'dim'; known: base, "),
         ("lexical", {"ngrams": 0}, "settings of the lexical family: ngrams"),
         ("lexical", {"state": "saturating"}, "'saturating' contradicts model.family = 'lexical'"),
         ("weather", {}, "unknown encoder family 'weather'"),

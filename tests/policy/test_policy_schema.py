@@ -1,7 +1,6 @@
 """A schema that fits a prompt: which tables stay, by question, examples and foreign keys; words of names."""
 
 import pytest
-from pydantic import ValidationError
 
 from langchain_rcr import InputError, Prompt
 from langchain_rcr.basics.items import Item
@@ -119,7 +118,7 @@ def test_the_schema_follows_examples_of_other_databases(name):
 
 
 def test_what_takes_their_place_is_checked_too():
-    with pytest.raises(ValidationError, match=r"\{a\.b\} is not a plain name"):
+    with pytest.raises(InputError, match=r"\{a\.b\} is not a plain name"):
         Prompt(name="sql", others={"suffix": "{a.b}"})
-    with pytest.raises(ValidationError, match=r"contradicts prompt\.form = 'chat'"):
+    with pytest.raises(InputError, match=r"contradicts prompt\.form = 'chat'"):
         Prompt(name="sql_chat", others={"prefix": "x"})

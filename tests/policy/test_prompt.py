@@ -7,7 +7,7 @@ import pytest
 from langchain_core.language_models import BaseLLM, FakeListChatModel, FakeListLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.outputs import ChatResult, Generation, LLMResult
-from pydantic import Field, ValidationError
+from pydantic import Field
 from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.scoring import Scored
@@ -159,13 +159,20 @@ def test_answers_are_read_by_the_prompts_labels() -> None:
         ({"system": "{a:>999999999}"}, "is not a plain name in braces"),
         ({"prefix": "{"}, "prompt.prefix = '{': Single '{'"),
         ({"name": "chat", "prefix": "x"}, "prompt.prefix = 'x' contradicts prompt.form = 'chat'"),
-        ({"name": "paper"}, "Input should be 'appendix_d', 'chat', 'sql' or 'sql_chat'"),
+        ({"name": "paper"}, "Prompt: name must be 'appendix_d', 'chat', 'sql' or 'sql_chat', not 'paper'"),
+        ({"schema_budget": -1}, "Prompt: schema_budget must be greater than or equal to 1, not -1"),
+        (
+            {"system": ["a"], "form": "chats"},
+            "form must be 'text' or 'chat', not 'chats' (did you mean 'chat'?); sys",
+        ),
+        ({"prefx": "x"}, "Prompt: unknown 'prefx'; did you mean 'prefix'? known: answer, "),
     ],
 )
-def test_templates_that_cannot_be(fields: dict[str, str], message: str) -> None:
-    with pytest.raises(ValidationError) as raised:
-        Prompt(**fields)  # type: ignore[arg-type]
+def test_templates_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as raised:
+        Prompt(**fields)
     assert message in str(raised.value)
+    assert "\n" not in str(raised.value)
 
 
 def test_a_field_that_the_question_lacks_is_named() -> None:

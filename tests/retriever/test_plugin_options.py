@@ -236,6 +236,10 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
         ({"input_keys": "source"}, "input_keys must be a sequence of names, not 'source'"),
         ({"example_keys": [1]}, r"example_keys must be a sequence of names, not \[1\]"),
         ({"filter": {"$what": 1}}, r"filter: unknown operator '\$what'"),
+        ({"group": 3}, "^SequentialCompositionalRetriever: group must be a valid string, not 3$"),
+        ({"stop_early": "x", "tags": "y"}, "stop_early must be a valid boolean, not 'x'|tags must be a valid list"),
+        ({"kk": 3}, "^SequentialCompositionalRetriever: unknown 'kk'; did you mean 'k'.* known: auto_refit, "),
+        ({"target_key": ["sql"]}, r"target_key must be a name, not \['sql'\]"),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(encoder: TriEncoder, fields: dict[str, Any], message: str) -> None:

@@ -13,12 +13,12 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.basics.section import unknown
 from langchain_rcr.databases.database import open_database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.programs import ProgramSpec, about, get_parser
-from langchain_rcr.programs.languages import unknown
 from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError

@@ -10,7 +10,7 @@ import difflib
 import os
 import re
 import textwrap
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
@@ -23,7 +23,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from langchain_rcr.basics.section import OneOf, show
+from langchain_rcr.basics.section import OneOf, explained, show
 from langchain_rcr.families import Family, families
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.redaction import HIDDEN, PLACES, redact, remember, without_secrets
@@ -375,20 +375,9 @@ def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
     """One line for what pydantic found: where the value was given, the field, what is expected, and the value."""
-    messages: list[str] = []
-    for item in error.errors(include_url=False):
-        text = item["msg"].removeprefix("Value error, ")
-        dotted = ".".join(str(part) for part in item["loc"][:2])
-        if dotted not in settings():
-            messages.append(text)
-            continue
-        # pydantic adds how it failed ("…, unable to parse string as an integer"); the value says that better.
-        expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
-        too_short = re.match(r"(?:List|String) should (have at least \d+ \w+)", text)
-        words = [part.strip("' ") for part in re.split(",| or ", expected)] if item["type"] == "literal_error" else []
-        near = difflib.get_close_matches(str(item["input"]), words, 1)
-        hint = f" (did you mean '{near[0]}'?)" if near else ""
-        origin = f"{origins[dotted]}: " if dotted in origins else ""
-        must = too_short[1] if too_short else f"be {expected}"
-        messages.append(f"{origin}{dotted} must {must}, not {show(item['input'])}{hint}")
-    return "; ".join(dict.fromkeys(messages))
+
+    def name(place: Sequence[int | str]) -> str:
+        dotted = ".".join(map(str, place[:2]))
+        return "" if dotted not in settings() else f"{origins[dotted]}: {dotted}" if dotted in origins else dotted
+
+    return explained(error, name)
