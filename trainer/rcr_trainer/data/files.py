@@ -317,7 +317,8 @@ def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: st
             else:
                 yield begins, dict(zip(header, cells, strict=False))
     except csv.Error as error:
-        raise DataError(f"{path}, line {line}: not readable as a table ({error})") from error
+        reason = _CR if "new-line character" in str(error) else f" ({error})"
+        raise DataError(f"{path}, line {line}: not readable as a table{reason}") from error
 
 
 _READERS: Mapping[str, Callable[[BinaryIO, Path, ReadReport], Iterator[_Row]]] = {
