@@ -161,7 +161,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["init", "--train=train.jsonl", "--test=gone.jsonl", "a.yaml"], "no such file: gone.jsonl"),
         (["init", "--train=train.jsonl", "--source-key=target", "--target-key=target", "a.yaml"], "can't both be"),
         (["init", "--language=sql", "a.yaml"], "--language and keys need --train"),
-        (["run", "tiny.yaml", "--device=tpu"], "device = 'tpu' can't be used"),
+        (["run", "tiny.yaml", "--device=tpu"], "device must be auto, cpu, cuda, cuda:N or mps, not 'tpu'"),
         (
             ["run", "tiny.yaml", "--llm.base_url=foo"],
             "llm.base_url must be an address such as http://localhost:8000/v1",

@@ -91,6 +91,8 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("sft:\n  epochs: true", ["line 2", "sft.epochs", "number", "True"]),
         ("sft:\n  epochs: -1", ["line 2", "sft.epochs", "greater than or equal to 0", "-1"]),
         ("sft:\n  lr: .nan", ["line 2", "sft.lr", "finite", "nan"]),
+        ("device: gpu", ["line 1", "device must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"]),
+        ("program: {anonymize: name}", ["anonymize must be a valid boolean or 'names', not 'name' (did you mean 'na"]),
         ("sft:\n  loss: infonse", ["sft.loss", "'listwise' or 'infonce'", "did you mean 'infonce'"]),
         ("sft: 3", ["line 1", "'sft' is a section", "3"]),
         ("seed: 1\nseed: 2", ["line 2", "'seed' is set twice"]),

@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
+from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import Conversation
 
 
@@ -58,6 +58,7 @@ def test_models_that_cannot_be_opened(settings: dict[str, Any], complaint: str) 
         ({"stop": "\n"}, "list"),
         ({"stop": ["a", ""]}, "at least 1 character"),
         ({"budget_calls": -1}, "greater than or equal to 0"),
+        ({"device": "gpu"}, "^LLMSettings: device must be auto, cpu, cuda, cuda:N or mps, not 'gpu'$"),
         ({"budget_money": 1.0}, "needs llm.price_prompt"),
         ({"extra_body": {"since": date(2024, 1, 1)}}, "what JSON holds"),
         ({"extra_body": {"top": [{"p": float("nan")}]}}, "what JSON holds"),
@@ -71,7 +72,7 @@ def test_models_that_cannot_be_opened(settings: dict[str, Any], complaint: str) 
     ],
 )
 def test_settings_that_cannot_be(settings: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValidationError, match=complaint):
+    with pytest.raises(InputError, match=complaint):
         LLMSettings(**settings)
 
 

@@ -17,7 +17,7 @@ from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import get_parser
 from rcr_trainer import baselines
 from rcr_trainer.baselines import LearnedSettings
-from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.llm.settings import Device, LLMSettings
 from rcr_trainer.training.registry import GRPOSettings, SFTSettings
 
 
@@ -208,8 +208,8 @@ class Settings(Section, use_attribute_docstrings=True):
     """Seed of everything drawn at random."""
     threads: int | None = Field(None, ge=1, le=1024)
     """CPU threads; null: torch's choice. Too many slow a run several-fold."""
-    device: str = "auto"
-    """auto (a GPU if there is one), cpu, cuda, cuda:1, mps."""
+    device: Device = "auto"
+    """auto (a GPU if there is one), cpu, cuda, cuda:N, mps."""
     data: DataSettings = Field(default_factory=DataSettings)
     program: ProgramSettings = Field(default_factory=ProgramSettings)
     model: Annotated[SerializeAsAny[ModelSettings], BeforeValidator(_of_its_family)] = Field(

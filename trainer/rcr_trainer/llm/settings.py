@@ -6,16 +6,26 @@ import json
 import re
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
 from langchain_rcr.basics.section import Section, contradiction
 
 _ONE_ANSWER = ("max_tokens", "max_completion_tokens", "n", "best_of", "stream")
 """Parameters of a server that ask for longer answers, more of them or parts of one."""
+
+
+def _is_device(name: str) -> str:
+    if re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name) is None:
+        raise PydanticCustomError("device", "Input should be auto, cpu, cuda, cuda:N or mps")
+    return name
+
+
+Device: TypeAlias = Annotated[str, AfterValidator(_is_device)]
+"""Where torch computes. It knows twenty kinds of device, of which these are tried."""
 
 
 class LLMSettings(Section, use_attribute_docstrings=True):
@@ -46,8 +56,8 @@ class LLMSettings(Section, use_attribute_docstrings=True):
     """Seconds before the second attempt, doubled for each further one."""
     batch_size: int = Field(16, ge=1)
     """kind local: prompts that are decoded together."""
-    device: str = "auto"
-    """kind local: auto, cpu, cuda, mps."""
+    device: Device = "auto"
+    """kind local: auto (a GPU if there is one), cpu, cuda, cuda:N, mps."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     """kind local: numbers it computes with; auto: as its folder says."""
     extra_body: dict[str, Any] = Field({})
