@@ -118,6 +118,21 @@ def test_chat_messages_refuse_in_a_field_of_their_own() -> None:
     assert [(answer.text, answer.reason) for answer in found] == [(None, "refused"), (None, "refused"), ("a b", "")]
 
 
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"tool_calls": [{"name": "run", "args": {}, "id": "1"}]}, (None, "tool_call")),
+        ({"invalid_tool_calls": [{"name": "run", "args": "{", "id": "1", "error": None}]}, (None, "tool_call")),
+        ({"additional_kwargs": {"function_call": {"name": "run", "arguments": "{}"}}}, (None, "tool_call")),
+        ({"content": "a", "tool_calls": [{"name": "run", "args": {}, "id": "1"}]}, ("a", "")),
+    ],
+)
+def test_a_tool_call_is_no_empty_answer(fields: dict[str, Any], expected: tuple[str | None, str]) -> None:
+    message = AIMessage(**{"content": "", "response_metadata": {"finish_reason": "tool_calls"}, **fields})
+    answer = answer_of(ChatGeneration(message=message), [])
+    assert (answer.text, answer.reason) == expected
+
+
 def test_token_counts_are_taken_from_where_models_report_them() -> None:
     counted = AIMessage("a", usage_metadata={"input_tokens": 7, "output_tokens": 2, "total_tokens": 9})
     own = Generation(text="a", generation_info={"prompt_tokens": 5, "completion_tokens": 1})

@@ -202,6 +202,18 @@ def test_a_prompt_that_is_always_malformed_has_no_program(kind: str, tmp_path: P
             assert len(server.requests) == 1 + 3
 
 
+def test_a_tool_called_in_place_of_an_answer_is_said_once_and_not_asked_again(tmp_path: Path, caplog) -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "run_sql", "arguments": "{}"}}
+    message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    with OpenAIServer(lambda prompt: message) as server, model(server, "chat", tmp_path / "llm.sqlite") as llm:
+        for _ in range(2):
+            assert [(each.program, each.reason) for each in llm.generate(prompts_of(3))] == [(None, "tool_call")] * 3
+        assert len(server.requests) == 3
+        assert llm.stats.failures == {"tool_call": 6}
+    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert said == ["m called a tool in place of answering: such an answer holds no program"]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_half_a_surrogate_pair_costs_no_other_answer_and_is_not_asked_again(kind: str, tmp_path: Path) -> None:
     with OpenAIServer(lambda prompt: f"f ( \ud800{program(prompt)}") as server:

@@ -42,7 +42,8 @@ class Answer:
     Attributes:
         text: what the model wrote; None: nothing.
         reason: why `text` isn't a whole answer: "empty", "refused", "truncated" (it reached the length limit),
-            "malformed" (the response was no answer) or "too_long" (the prompt, for a local model).
+            "tool_call" (that was all), "malformed" (the response was no answer) or "too_long" (the prompt, for a local
+            model).
         prompt_tokens: tokens read, as the server reports them, else counted.
         completion_tokens: tokens written, likewise.
         cached: it was on disk before this call.

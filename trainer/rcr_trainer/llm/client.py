@@ -193,17 +193,22 @@ def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, A
     """What a model generated, up to the first of `stop`; `whole` is `llm_output` of a call for this prompt alone."""
     counts = _usage(generation, whole or {})
     info: dict[str, Any] = dict(generation.generation_info or {})
+    called = False
     if isinstance(generation, ChatGeneration):
         info = {**generation.message.response_metadata, **info}
-        if generation.message.additional_kwargs.get("refusal"):
+        message = generation.message
+        if message.additional_kwargs.get("refusal"):
             return Answer(None, "refused", *counts)
+        if isinstance(message, AIMessage):
+            calls = message.tool_calls, message.invalid_tool_calls, message.additional_kwargs.get("function_call")
+            called = any(calls)
     ending = str(info.get("finish_reason") or info.get("stop_reason") or info.get("done_reason") or "").lower()
     if ending in _REFUSED or ending == "too_long":
         return Answer(None, "too_long" if ending == "too_long" else "refused", *counts)
     text, stopped = cut(plain(generation.text[:_LONGEST_TEXT]), stop)
     if (ending in _TRUNCATED or len(generation.text) > _LONGEST_TEXT) and not stopped:
         return Answer(text or None, "truncated", *counts)
-    return Answer(text or None, "" if text else "empty", *counts)
+    return Answer(text or None, "" if text else "tool_call" if called else "empty", *counts)
 
 
 def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:

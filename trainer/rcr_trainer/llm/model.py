@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -176,7 +177,10 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
 
     def _generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         answers = [self._read(answer) for answer in self._answers(prompts)]
-        self.stats.failures.update([answer.reason for answer in answers if answer.program is None])
+        failures = Counter(answer.reason for answer in answers if answer.program is None)
+        if failures["tool_call"] and not self.stats.failures["tool_call"]:
+            logger.warning("%s called a tool in place of answering: such an answer holds no program", self.name)
+        self.stats.failures += failures
         self._stop_if_useless(prompts, answers)
         logger.debug("%s: %s", self.name, self.stats)
         return answers
