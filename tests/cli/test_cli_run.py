@@ -60,6 +60,18 @@ def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert cli.main(["run", "demo.yaml"]) == 2
     assert "sft.k (3, now 4)" in capsys.readouterr().err
 
+    files = {path: path.stat().st_mtime_ns for path in here.rglob("*")}
+    told = {
+        "--sft.k=3": "runs/demo: done before: data, sft, evaluation; to do: nothing",
+        "--sft.k=4": "the run would be refused: runs/demo holds a run with other settings: sft.k (3, now 4); give this "
+        "one another name, or --overwrite",
+        "--overwrite": "runs/demo: the run there would be cleared",
+    }
+    for flag, line in told.items():
+        assert cli.main(["run", "demo.yaml", "--dry-run", flag]) == 0
+        assert capsys.readouterr().out.splitlines()[-1] == line
+    assert {path: path.stat().st_mtime_ns for path in here.rglob("*")} == files
+
 
 def test_sft_then_evaluate(capsys, here):
     assert cli.main(["sft", "demo.yaml", "--name", "only"]) == 0
@@ -95,6 +107,13 @@ def test_a_run_killed_while_it_trains_is_resumed_without_repeating_the_data(caps
     made = (folder / "data" / "train.jsonl").stat().st_mtime_ns
     assert cli.main(["run", "demo.yaml"]) == 2
     assert "--resume continues it" in capsys.readouterr().err
+    assert cli.main(["run", "demo.yaml", "--dry-run"]) == 0
+    assert "refused: runs/demo holds a run that was not finished: --resume" in capsys.readouterr().out
+    (folder / "state" / "sft").mkdir()
+    assert cli.main(["run", "demo.yaml", "--resume", "--dry-run"]) == 0
+    said = "runs/demo: done before: data; to do: sft from its last saved round, evaluation"
+    assert capsys.readouterr().out.splitlines()[-1] == said
+    (folder / "state" / "sft").rmdir()
     assert cli.main(["run", "demo.yaml", "--resume"]) == 0
     assert "data: done before" in capsys.readouterr().err
     assert (folder / "data" / "train.jsonl").stat().st_mtime_ns == made

@@ -155,10 +155,12 @@ def test_rows_decide_whatever_exact_match_says_and_asking_without_examples_is_a_
     assert "That is no clear difference: random, which needs no training, will do" in found.advice
     scores = found.selectors["no_examples"]
     assert scores.coverage == scores.prompt_length == scores.latency_ms == scores.latency_batch_ms == 0
-    asked = len(found.selectors)
-    assert (
-        f"answered with {asked} selectors' picks\nlanguage model: at most {36 * asked} calls" in capsys.readouterr().out
-    )
+    asked, out = len(found.selectors), capsys.readouterr().out
+    assert f"answered with {asked} selectors' picks\nlanguage model: at most {36 * asked} calls" in out
+    with closing(AnswerCache("runs/answers.sqlite")) as kept:
+        assert (
+            f"runs/answers.sqlite keeps {len(kept)} answers, of which none is asked for again\nthe run would be" in out
+        )
 
 
 @pytest.mark.parametrize("schema", [None, "", "CREATE TABLE book (pages INT)"])

@@ -17,7 +17,7 @@ from functools import partial
 
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.basics.items import readable
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, RCRError
 from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import get_parser
@@ -68,7 +68,7 @@ def run(
     are done once the last training stage is.
     """
     set_threads(config.threads)
-    wanted = [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
+    wanted = _wanted(config, until)
     with ExitStack() as holding:
         with join(config.device) as processes:
             if processes.first:
@@ -102,8 +102,36 @@ def run(
     return current
 
 
+def found(config: Settings, until: str, *, resume: bool, overwrite: bool) -> list[str]:
+    """What `run` would go on from, or why it would be refused, in a line; none where it begins. Nothing is written."""
+    try:
+        there = Run.found(config.folder, config, resume=resume, overwrite=overwrite)
+        if there is None:
+            return [f"{config.folder}: the run there would be cleared"] if (config.folder / "run.json").exists() else []
+        check_files(there)
+        if there.done("data") and not resume:
+            _check_unchanged(there)
+        done = [name for name in _wanted(config, until) if _is_done(there, name)]
+    except RCRError as error:
+        return [f"the run would be refused: {error}"]
+    left = [
+        f"{name} from its last saved round" if (there.state / name).is_dir() else name
+        for name in _wanted(config, until)
+        if name not in done
+    ]
+    return [f"{config.folder}: done before: {', '.join(done) or 'nothing'}; to do: {', '.join(left) or 'nothing'}"]
+
+
+def _wanted(config: Settings, until: str) -> list[str]:
+    return [name for name in STAGES[: STAGES.index(until) + 1] if name != "grpo" or config.grpo.enabled]
+
+
+def _is_done(run: Run, name: str) -> bool:
+    return run.done(name) and not (name == "evaluation" and _unpaid(run))
+
+
 def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) -> None:
-    done = run.done(name) and not (name == "evaluation" and _unpaid(run))
+    done = _is_done(run, name)
     logger.info("%s: done before" if done else "%s …", name)
     if done:
         return

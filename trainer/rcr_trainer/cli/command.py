@@ -91,6 +91,8 @@ def _run(given: argparse.Namespace) -> None:
     if given.dry_run:
         with logged():
             lines = [] if number("RANK") else plan(config, pipeline.load_checked(config)[1])
+            how = {"resume": given.resume, "overwrite": given.overwrite}
+            lines += [] if number("RANK") else pipeline.found(config, given.until, **how)
         show(*lines)
         return
     with logged():
@@ -182,7 +184,7 @@ def _add_run(commands: Any, called: str, *, asks_for_help: bool) -> None:
         again = run.add_mutually_exclusive_group()
         again.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
         again.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
-        cost = "only check data and settings, and say what the language model would cost at most"
+        cost = "only check data, settings and run folder, and say what the language model would cost at most"
         run.add_argument("--dry-run", action="store_true", help=cost)
         run.add_argument("--help-all", action="help", help="show all settings, not the usual ones alone, and exit")
         if called == name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from functools import partial, reduce
 from heapq import nlargest
 from operator import add
@@ -13,10 +13,10 @@ from langchain_rcr.policy.prompt import Request
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.plain import count_selectors, texts_at_most
 from rcr_trainer.grpo import calls_at_most
-from rcr_trainer.llm.cache import Estimate, limits
+from rcr_trainer.llm.cache import AnswerCache, Estimate, limits
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.runs.tasks import Task, build_reward, open_language_model
+from rcr_trainer.runs.tasks import Task, answers_file, build_reward, open_language_model
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import TIMES
 
@@ -42,6 +42,9 @@ def plan(config: Settings, task: Task) -> list[str]:
         lines += [f"  {name}: {cost}, {_time(cost, config.llm)}" for name, cost in stages.items()]
     assumed = f"{_time(total, config.llm)} (at {SECONDS} s an answer, {_together(config.llm)} at a time)"
     lines.append(f"language model: {total}, {assumed}")
+    if (path := answers_file(config)).exists():
+        with closing(AnswerCache(path)) as kept:
+            lines.append(f"{path} keeps {len(kept):,} answers, of which none is asked for again")
     for what, most, used in limits(config.llm, total.use):
         said = "the run may stop there, and can be resumed" if used > most else "enough"
         lines.append(f"llm.budget_{what} = {most:,}: {said}")

@@ -98,20 +98,28 @@ class Run:
             ConfigError: the folder holds something else, a run of other settings, or an interrupted run.
         """
         folder = Path(path)
-        names = names_in(folder)
-        if {"run.json", "config.yaml"} <= names:
-            nothing_to_lose = not {"checkpoint", "state"} & names and not resume
-            if not (overwrite or nothing_to_lose):
-                return cls._continue(folder, config, resume=resume)
-        run = cls(folder, config, _provenance(config))
-        run._save()
-        write_text(folder / "config.yaml", to_yaml(config))
-        for name in _RESULTS:
-            _remove(folder / name)
+        run = cls.found(folder, config, resume=resume, overwrite=overwrite)
+        if run is None:
+            run = cls(folder, config, _provenance(config))
+            run._save()
+            write_text(folder / "config.yaml", to_yaml(config))
+            for name in _RESULTS:
+                _remove(folder / name)
+            return run
+        for stage in ("sft", "grpo"):
+            remove_abandoned(run.state / stage)
+        if differences(run.config, config):
+            write_text(folder / "config.yaml", to_yaml(config))
+        run.config = config
         return run
 
     @classmethod
-    def _continue(cls, folder: Path, config: Settings, *, resume: bool) -> Run:
+    def found(cls, folder: Path, config: Settings, *, resume: bool, overwrite: bool) -> Run | None:
+        """The run that `create` goes on with; None where it begins one. Errors as there; nothing is written."""
+        names = names_in(folder)
+        nothing_to_lose = not {"checkpoint", "state"} & names and not resume
+        if overwrite or nothing_to_lose or not {"run.json", "config.yaml"} <= names:
+            return None
         run = cls.open(folder, trust=True)
         changed = differences(run.config, config, ignore=INCIDENTAL)
         refused = ""
@@ -121,11 +129,6 @@ class Run:
             refused = "that was not finished: --resume continues it, --overwrite starts over"
         if refused:
             raise ConfigError(f"{folder} holds a run {refused}")
-        for stage in ("sft", "grpo"):
-            remove_abandoned(run.state / stage)
-        if differences(run.config, config):
-            write_text(folder / "config.yaml", to_yaml(config))
-        run.config = config
         return run
 
     @classmethod

@@ -293,13 +293,18 @@ def build_execution(config: Settings, spec: ProgramSpec) -> Reward | None:
     return build_reward(config.model_copy(update={"reward": alone}), spec)
 
 
+def answers_file(config: Settings) -> Path:
+    """Where a run's answers are kept: beside its folder, for all runs there."""
+    return config.llm.cache or config.folder.parent / "answers.sqlite"
+
+
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
     """The model that answers prompts, to be closed; what it costs is booked under the run's folder.
 
     With `keep`, answers go to a file beside the run folder, for all runs; else it is only checked that they could.
     """
     check_hidden(config, "llm")
-    cache = config.llm.cache or config.folder.parent / "answers.sqlite"
+    cache = answers_file(config)
     if not keep:
         check_cache(cache)
     return open_llm(
