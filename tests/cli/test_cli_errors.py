@@ -133,6 +133,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
     [
         (["run"], "`rcr-train init --train my.jsonl`"),
         (["run", "missing.yaml"], "missing.yaml: no such file (`rcr-train init missing.yaml`"),
+        (["run", "a.csv"], "a.csv holds examples, not settings: `rcr-train init --train a.csv` writes these"),
         (["run", "tiny.yaml", "--evaluation.answer=true"], "did you mean 'evaluation.answers'?"),
         (["run", "tiny.yaml", "--sft.epocs=3"], "unknown setting 'sft.epocs': did you mean 'sft.epochs'?"),
         (["run", "tiny.yaml", "--sft.epochs=many"], "--sft.epochs: sft.epochs must be a valid integer, not 'many'"),

@@ -305,6 +305,8 @@ def _value_of(setting: Setting, text: str) -> Any:
 
 def _from_file(path: Path) -> Iterator[_Given]:
     """The settings in a YAML file."""
+    if path.suffix.lower() in (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"):
+        raise ConfigError(f"{path} holds examples, not settings: `rcr-train init --train {path}` writes these")
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:
