@@ -32,8 +32,9 @@ def here(here: Path) -> Path:
 
 def test_a_run_leaves_exactly_these_files_and_is_not_repeated(capsys, here):
     assert cli.main(["run", "--sft.k", "3", "demo.yaml"]) == 0
-    out = capsys.readouterr().out
+    out, err = capsys.readouterr()
     folder = here / "runs" / "demo"
+    assert "grpo" not in err
     assert "rcr" in out
     assert "bm25" in out
     assert "run folder: runs/demo" in out

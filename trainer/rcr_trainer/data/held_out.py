@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,8 +16,6 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
-
-logger = logging.getLogger(__name__)
 
 _MOST = 0.5
 """The share of the pool, or of a query's group, that a fold may bar; the program of most questions would bar more."""
@@ -137,13 +134,7 @@ def share_held_out(
 
     own, dev = new(queries), [] if taken_from(dev, pool) else dev
     coming = new(dev) if dev else own
-    share = max(0.0, coming - own) / (1 - own) if own < 1 else 1.0
-    logger.info(
-        "%s %% of the %s questions have a program that no other example has, so %s %% of training questions are held "
-        "out with all examples of their program, the others alone (grpo.exclude_own_program)",
-        *(round(100 * coming), "development" if dev else "training", round(100 * share)),
-    )
-    return share
+    return max(0.0, coming - own) / (1 - own) if own < 1 else 1.0
 
 
 def _items(examples: Sequence[Example]) -> list[Item]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -23,6 +24,8 @@ from rcr_trainer.rewards import Reward, RewardError, check_reward, score
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.supervision import IntArray, Supervision, check_pool_size
+
+logger = logging.getLogger(__name__)
 
 FloatArray = NDArray[np.float64]
 
@@ -93,6 +96,11 @@ class Environment:
         scorable = job.processes.sum(check_reward(reward, job.queries).astype(np.int64)) == job.processes.size
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
         new = share_held_out(config.exclude_own_program, self.queries, job.dev, job.pool, job.spec)
+        logger.info(
+            "%d %% of the training questions are held out with all examples of their program, the others alone "
+            "(grpo.exclude_own_program)",
+            round(100 * new),
+        )
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
         self.barred = self.held_out.barred(self.queries)
         check_pool_size("grpo", self.barred, len(job.pool), config.picks(job.model.config))
