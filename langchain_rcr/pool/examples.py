@@ -110,10 +110,11 @@ class ExamplePool:
         if not isinstance(example, Mapping):
             raise PoolError(f"{where} must be a mapping with {self.keys}, not {type(example).__name__}")
         several = len(self.source_keys) > 1  # of which one may be blank
-        question = " ".join(_text(example, key, where, blank=several) for key in self.source_keys)
+        advice = "" if len(self) else "; source_key and target_key say which of these are question and program"
+        question = " ".join(_text(example, key, where, blank=several, advice=advice) for key in self.source_keys)
         if not question.strip():
             raise PoolError(f"{where}: {' and '.join(map(repr, self.source_keys))} are blank")
-        return Item(question, _text(example, self.target_key, where, what=" (the program)"))
+        return Item(question, _text(example, self.target_key, where, what=" (the program)", advice=advice))
 
     def items(self, prefer: str | None = None) -> list[Item]:
         """(N,) what the encoders read of each example; `prefer` names the field that is its `home`."""
@@ -279,10 +280,10 @@ def _names(source_key: object) -> tuple[str, ...]:
     return tuple(sorted({*names}))
 
 
-def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool = False) -> str:
+def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool = False, advice: str = "") -> str:
     if key not in example:
         has = ", ".join(repr(name) for name in example) or "nothing"
-        raise PoolError(f"{where} has no '{key}'{what}: it has {has}")
+        raise PoolError(f"{where} has no '{key}'{what}: it has {has}{advice}")
     value = example[key]
     if not isinstance(value, str):
         raise PoolError(f"{where}: '{key}'{what} must be a string, not {type(value).__name__}")

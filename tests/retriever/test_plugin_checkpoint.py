@@ -68,7 +68,7 @@ def test_own_examples_take_the_place_of_the_stored_ones(run: Path) -> None:
 
 
 def test_bad_arguments_are_named(run: Path) -> None:
-    with pytest.raises(PoolError, match=r"examples\[0\] has no 'target'"):
+    with pytest.raises(PoolError, match=r"examples\[0\] has no 'target' .*; source_key and target_key say"):
         SequentialCompositionalRetriever.from_pretrained(run, examples=[{"source": "x"}])
     with pytest.raises(InputError, match="ids were given without examples"):
         SequentialCompositionalRetriever.from_pretrained(run, ids=["a"])
