@@ -39,7 +39,7 @@ def ranks(rewards):
 
 
 def test_a_loss_is_a_function_and_a_line(monkeypatch):
-    with pytest.raises(ValueError, match="Input should be 'listwise' or 'infonce'"):
+    with pytest.raises(ValueError, match="loss must be 'listwise' or 'infonce', not 'hinge'"):
         SFTSettings(loss="hinge")
     monkeypatch.setitem(LOSSES, "hinge", Loss(f"{__name__}:hinge", "a margin of what is gained"))
     config = SFTSettings(loss="hinge", epochs=5, lr=1e-2, patience=None)
@@ -48,7 +48,7 @@ def test_a_loss_is_a_function_and_a_line(monkeypatch):
 
 
 def test_an_advantage_is_a_function_and_a_line(monkeypatch):
-    with pytest.raises(ValueError, match="Input should be 'grpo', 'rloo', 'remax' or 'nb'"):
+    with pytest.raises(ValueError, match="advantage must be 'grpo', 'rloo', 'remax' or 'nb', not 'ranks'"):
         GRPOSettings(advantage="ranks")
     monkeypatch.setitem(ADVANTAGES, "ranks", Advantage(f"{__name__}:ranks", "its place in the group"))
     config, rewards = GRPOSettings(advantage="ranks", epochs=8, lr=5e-3, batch_size=20, group_size=16), []
