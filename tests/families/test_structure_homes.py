@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import sparse
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import structure
 from langchain_rcr.families.structure.checks import check
@@ -115,7 +116,7 @@ def test_whose_structures_columns_are():
     north, south, east = home_hashes(["north", "south", "east"]).tolist()
     homes = np.array([north, north, south, east])
     has = np.array([[1, 1, 0, 0.2, 1], [0, 1, 0, 0, 0], [0, 1, 1, 0, 1], [0, 1, 0, 0, 0]], dtype=np.float32)
-    sole, _ = learn_homes(has, homes)
+    sole, _ = learn_homes(sparse(has), homes)
     assert sole.tolist() == [north, 0, south, north, 0]
     assert sole_homes(sole, has, homes).tolist() == sole.tolist()
     more = np.array([[1, 1, 0, 0, 0], [0, 0, 1, 0, 0]], dtype=np.float32)
@@ -143,13 +144,13 @@ def test_what_structures_of_one_other_home_count_is_how_rarely_homes_share_them(
     rng = np.random.default_rng([homes, int(100 * often)])
     has = (rng.random((40, 60)) < often).astype(np.float32)
     places = rng.integers(homes, size=40)
-    assert learn_homes(has, places)[1] == pytest.approx(slow_ratio(has, places))
+    assert learn_homes(sparse(has), places)[1] == pytest.approx(slow_ratio(has, places))
 
 
 def test_homes_that_share_all_share_what_is_new_to_one_of_them_too():
     shared = np.repeat(np.array([[1, 1, 1, 1, 0], [1, 1, 1, 1, 1]], dtype=np.float32), [9, 1], axis=0)
-    assert learn_homes(shared, np.arange(10))[1] == pytest.approx(0.1 / 1)
-    assert learn_homes(shared[:, :4], np.arange(10))[1] == 1
+    assert learn_homes(sparse(shared), np.arange(10))[1] == pytest.approx(0.1 / 1)
+    assert learn_homes(sparse(shared[:, :4]), np.arange(10))[1] == 1
 
 
 @pytest.fixture

@@ -67,17 +67,17 @@ def begin(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) ->
 
 def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
     """Make landmarks of the questions whose program has a column, (M, D) of which are returned."""
-    gold = np.asarray(encoder.inventory.rows([question.target for question in questions]))
+    gold = encoder.inventory.rows([question.target for question in questions])
     if encoder.homes:
         sole, elsewhere = learn_homes(gold, home_hashes([question.home for question in questions]))
         encoder.put({"sole": sole, "elsewhere": np.array(elsewhere, dtype=np.float32)})
-    known: _Ints = np.flatnonzero(gold.any(axis=1))
+    known: _Ints = np.flatnonzero(np.diff(gold.starts))
     if len(known) > encoder.most:
         rng = np.random.default_rng([seed, 5])
         known = np.sort(rng.choice(known, encoder.most, replace=False))
     others = np.setdiff1d(np.arange(len(questions)), known).tolist()
     encoder.learn([questions[row] for row in known.tolist()], [questions[row] for row in others])
-    return gold[known]
+    return np.asarray(gold.select(known))
 
 
 def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:

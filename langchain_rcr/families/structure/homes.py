@@ -48,7 +48,7 @@ def sole_homes(known: NDArray[np.int64], has: NDArray[np.float32], homes: NDArra
     return np.where(others, 0, known)
 
 
-def learn_homes(has: NDArray[np.float32], homes: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+def learn_homes(has: SparseRows, homes: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
     """`sole_homes` of all programs, and what a column with a single home counts for questions of the others.
 
     That is how often a home has a column that one other has, relative to one that several others have: some hundredths
@@ -58,16 +58,18 @@ def learn_homes(has: NDArray[np.float32], homes: NDArray[np.int64]) -> tuple[NDA
         has: (N, C) which columns the programs have.
         homes: (N,) hashes of theirs.
     """
-    every = np.unique(homes)
-    having = np.stack([(has[homes == home] > 0).any(axis=0) for home in every])
-    counts = having.sum(axis=0)
+    every, numbers = np.unique(homes, return_inverse=True)
+    count, width = len(every), has.dim
+    home, column = np.divmod(np.unique(numbers[has.owner] * width + has.columns), width)
+    counts, sole = np.bincount(column, minlength=width), np.zeros(width, dtype=np.int64)
+    sole[column] = every[home]
     # Pairs of a column and a home, by how many others have the column: one, or several.
     one, two, more = (int(kept.sum()) for kept in (counts == 1, counts == 2, counts > 2))
-    have_one, lack_one = 2 * two, (len(every) - 1) * one
-    have_several, lack_several = int(counts[counts > 2].sum()), (len(every) - 2) * two
-    lack_several += len(every) * more - have_several
+    have_one, lack_one = 2 * two, (count - 1) * one
+    have_several, lack_several = int(counts[counts > 2].sum()), (count - 2) * two
+    lack_several += count * more - have_several
     ratio = _rate(have_one, lack_one) / _rate(have_several, lack_several)
-    return np.where(counts == 1, every[having.argmax(axis=0)], 0), min(1.0, ratio)
+    return np.where(counts == 1, sole, 0), min(1.0, ratio)
 
 
 def useful(sole: NDArray[np.int64], elsewhere: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.float32]:
