@@ -307,7 +307,7 @@ def summary(results: Mapping[str, Any], ours: str) -> str:
 
     lines = []
     for model in dict.fromkeys(model for models in results.values() for model in models):
-        for measure in ("exact", "p", "log_p"):
+        for measure in MEASURES:
             by_set, drawn = {}, []
             for number, (name, models) in enumerate(results.items()):
                 found = models.get(model, {"rows": {}})
