@@ -166,7 +166,7 @@ def shops() -> list[Item]:
 def test_names_of_one_database_are_no_needs_of_another(shops, tmp_path):
     model = TriEncoder.fitted(shops, spec=SPEC, base=None)
     query = model.query
-    elsewhere = float(query.tensors()["elsewhere"])
+    elsewhere = float(query.elsewhere)
     assert elsewhere == pytest.approx(1 / 169)  # of 24 columns with one home none is found in one of the seven others
     place = {name: number for number, name in enumerate(query.inventory.names)}
     asked = [Item("how many rivers are there", home=home) for home in ("north", "new", "")]
@@ -200,3 +200,15 @@ def test_what_is_covered_fades_more_slowly_where_there_are_databases(shops, tmp_
     model.vary({"fade": "auto"})
     assert model.config.fade == 2.0
     assert TriEncoder.build("lexical", plain, spec=SPEC, fade="auto").state().fade is None
+
+
+def test_what_homes_tell_has_the_shapes_of_the_columns(shops, tmp_path):
+    model = TriEncoder.fitted(shops, spec=SPEC, base=None)
+    alone = TriEncoder.fitted([item._replace(home="") for item in shops], spec=SPEC, base=None)
+    assert model.query.tensors().keys() - alone.query.tensors().keys() == {
+        *("sole", "elsewhere", "homing", "landmarks.homes", "added.homes")
+    }
+    model.query.sole = model.query.sole[:3].copy()
+    model.save_pretrained(tmp_path)
+    with pytest.raises(CheckpointError):
+        TriEncoder.from_pretrained(tmp_path)

@@ -52,7 +52,8 @@ NEW_LABEL = 3.0
 """Times that a new label counts, also for the larger structures with it, which have no columns."""
 STALE = 0.1
 """The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
-_SEEN, _SEEN_QUESTIONS = ("learnt", "phrases", "speaks"), ("landmarks", "added", "token_bags")
+_OF_HOMES = ("sole", "elsewhere")
+_SEEN, _SEEN_QUESTIONS = ("learnt", "phrases", "speaks", *_OF_HOMES), ("landmarks", "added", "token_bags")
 """Attributes of what a fit has seen: arrays, and what has several."""
 _GROWING = RLock()
 logger = logging.getLogger(__name__)
@@ -176,6 +177,7 @@ class NumpyNeedEncoder(BaseEncoder):
         self.learnt = np.zeros((0, 2), dtype=np.int64)
         self.phrases = np.full(len(vocabulary), -1, dtype=np.int64)  # see `cues.phrases`
         self.speaks = np.zeros((1, len(inventory.small)), dtype=np.float32)
+        self.sole, self.elsewhere = np.zeros(columns, dtype=np.int64), np.ones((), dtype=np.float32)  # `learn_homes`
         self.keep("dual", np.zeros((0, columns), dtype=np.float32), trained=True)
         self.keep("mean", np.zeros(columns, dtype=np.float32))
         self.keep("owner", inventory.owner, saved=False)
@@ -191,9 +193,6 @@ class NumpyNeedEncoder(BaseEncoder):
         first |= {"homing": np.log(max(home, LEAST))} if homes else {}
         for name, value in first.items():
             self.keep(name, np.asarray(value, dtype=np.float32), trained=True)
-        if homes:  # see `learn_homes`
-            self.keep("sole", np.zeros(columns, dtype=np.int64))
-            self.keep("elsewhere", np.ones((), dtype=np.float32))
         self.keep("rarity", np.ones(WORDS, dtype=np.float32))
 
     @classmethod
@@ -219,7 +218,9 @@ class NumpyNeedEncoder(BaseEncoder):
         found = super().tensors() | {name: getattr(self, name) for name in _SEEN}
         for name in _SEEN_QUESTIONS:
             found |= {f"{name}.{part}": array for part, array in getattr(self, name).arrays().items()}
-        return found if self.homes else {name: found[name] for name in found if not name.endswith(".homes")}
+        return (
+            found if self.homes else {name: found[name] for name in found if not name.endswith((".homes", *_OF_HOMES))}
+        )
 
     def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """See `BaseEncoder.put`."""
@@ -317,8 +318,7 @@ class NumpyNeedEncoder(BaseEncoder):
             raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
         share = None
         if self.homes:
-            kept = self.tensors()
-            share = useful(kept["sole"] if grown is None else grown.sole, kept["elsewhere"], views.homes)
+            share = useful(self.sole if grown is None else grown.sole, self.elsewhere, views.homes)
         return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new, useful=share)
 
     def relevance(self, features: Needs) -> NDArray[np.float64]:
@@ -383,17 +383,18 @@ class NumpyNeedEncoder(BaseEncoder):
 
     def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
         """With further added examples."""
-        targets, homes = np.asarray(self.inventory.rows([item.target for item in new], spare=True)), views.homes
+        targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
+        had = targets[:, :-SPARE]
         if grown is None:
             kept = self.tensors()
             padded = np.pad(kept["dual"], ((0, 0), (0, SPARE))), np.pad(kept["mean"], (0, SPARE))
             joined = Joined(self.landmarks, self.landmarks.inverse().astype(np.float32), *padded).joined(views, targets)
-            sole = kept["sole"] if self.homes else np.zeros(len(self.inventory), dtype=np.int64)
+            sole = self.sole
         else:
             joined, _, before, sole = grown
-            joined, homes = joined.joined(views, targets), np.concatenate([self.added.homes, homes])
+            joined = joined.joined(views, targets)
             new, targets = [*self._known, *new], np.concatenate([before, targets])
-        sole = sole_homes(sole, targets[:, :-SPARE], homes)
+        sole = sole_homes(sole, had, views.homes)
         spare, questions = targets[:, -SPARE:], [item.source for item in new]
         labels = NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None
         return _Grown(joined, labels, targets, sole)
