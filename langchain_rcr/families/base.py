@@ -189,11 +189,11 @@ class Family(ABC):
         return settings.model_copy(update={"fade": self.fade(encoders)}) if settings.fade == AUTO else settings
 
     def fade(self, encoders: Encoders) -> float | None:
-        """P where `fade` is `auto`; None: none."""
+        """The number that `auto` stands for in the setting `fade`; None: none."""
         return None
 
-    def changes_to(self, encoders: Encoders) -> Sequence[Mapping[str, Any]]:
-        """Those of `changes` that can make a difference to these encoders."""
+    def changes_to(self, encoders: Encoders, settings: Any) -> Sequence[Mapping[str, Any]]:
+        """Those of `changes` that can make a difference to a policy of these encoders and settings."""
         return self.changes
 
     def numbers(self, encoders: Encoders, settings: Any) -> dict[str, float]:

@@ -400,9 +400,12 @@ def test_temperatures_give_each_step_the_perplexity(policy, perplexity):
 def test_a_change_that_can_make_no_difference_does_not_race(policy):
     family, encoders = policy.family, policy.encoders
     assert not encoders[0].homes
-    left_out = [change for change in family.changes if change not in family.changes_to(encoders)]
+    left_out = [change for change in family.changes if change not in family.changes_to(encoders, policy.config)]
     assert left_out == [{"fade": 4.0}, {"home": 0.1}, {"home": 1.0}, {"cost": 0.01}]
     at_home = TriEncoder.fitted([item._replace(home="geo") for item in ITEMS], spec=policy.spec, base=None)
-    changes = family.changes_to(at_home.encoders)
+    changes = family.changes_to(at_home.encoders, at_home.config)
     assert [change for change in family.changes if change not in changes] == [{"fade": 2.0}, {"cost": 0.05}]
+    at_home.vary({"fade": 3.0, "home": 1.0})
+    changes = family.changes_to(at_home.encoders, at_home.config)
+    assert [change for change in family.changes if change not in changes] == [{"home": 1.0}, {"cost": 0.05}]
     assert family.numbers(at_home.encoders, at_home.config)["cost"] == pytest.approx(0.05)

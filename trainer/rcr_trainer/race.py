@@ -71,7 +71,7 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     If exact match is the reward and the model tells probabilities, that of the gold program takes its place: it has
     much less noise.
     """
-    model, changes = job.model, [*job.model.family.changes_to(job.model.encoders)]
+    model, changes = job.model, [*job.model.family.changes_to(job.model.encoders, job.model.config)]
     if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
         return
     variants = _Variants(job, environment, config)

@@ -192,11 +192,11 @@ class StructureFamily(Family):
         """See `Family.fade`."""
         return FADE_OF_MANY if encoders[0].homes else FADE
 
-    def changes_to(self, encoders: Any) -> Sequence[Mapping[str, Any]]:
-        """See `Family.changes_to`; where examples have homes, these count, and ε and p begin elsewhere."""
-        homes = bool(encoders[0].homes)
-        begin = {"cost": COST_OF_MANY if homes else COST}, {"fade": self.fade(encoders)}
-        return [change for change in self.changes if change not in begin and (homes or "home" not in change)]
+    def changes_to(self, encoders: Any, settings: StructureSettings) -> Sequence[Mapping[str, Any]]:
+        """See `Family.changes_to`: not a number that is so already, nor what a home counts where there are none."""
+        now = {name: round(number, 6) for name, number in self.numbers(encoders, settings).items()}
+        changes = [change for change in self.changes if not change.items() <= now.items()]
+        return [change for change in changes if encoders[0].homes or "home" not in change]
 
     def numbers(self, encoders: Any, settings: StructureSettings) -> dict[str, float]:
         """See `Family.numbers`: with λ p, α and ω, and those of `vary`."""

@@ -144,7 +144,7 @@ class Policy:
         model, found = self.model, list[Variant]()
         for step, (name, value) in product(_STEPS, model.family.numbers(model.encoders, self._settings).items()):
             found += [{name: value * step}, {name: value / step}]
-        found += [change for change in model.family.changes_to(model.encoders) if "order" not in change]
+        found += [change for change in model.family.changes_to(model.encoders, self._settings) if "order" not in change]
         return [*filter(self._is_valid, found)]
 
     def _is_valid(self, variant: Variant) -> bool:
