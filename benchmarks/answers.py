@@ -189,7 +189,7 @@ def said(
     programs: list[str | None] = []
     scores: list[float | None] = []
     for each, picks in zip(track(asked, "asking"), shown, strict=True):
-        request = llm.prompt.request([example.item for example in picks], each.source, each.fields)
+        request = llm.prompt.request(picks, each.source, each.fields)
         # One after the other: a server that keeps what it has read reads each prompt once.
         if what != "scores":
             programs += [answer.program for answer in llm.generate([request])]

@@ -35,6 +35,11 @@ class Item(NamedTuple):
     home: str = ""
 
     @property
+    def fields(self) -> Mapping[str, Any]:
+        """What else is known of it: nothing."""
+        return {}
+
+    @property
     def asked(self) -> Item:
         """The question, without the program."""
         return self._replace(target="")

@@ -37,6 +37,8 @@ PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
 _ELSEWHERE = "examples_of_others"
 """That which says whether the prompt is `Prompt.elsewhere`."""
+_TABLES = "tables_of_example"
+"""A pick's key in that prompt: what precedes it, see `Prompt.tables`."""
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
 
@@ -171,13 +173,19 @@ def chat_few_shot_prompt(
         InputError: as `few_shot_prompt`.
     """
     prompt = _written(prompt, selector) or Prompt(name="chat")
-    keys = prompt_keys(selector, source_key, target_key, query_key)
+    return _chat(prompt, selector, prompt_keys(selector, source_key, target_key, query_key), system)
+
+
+def _chat(
+    prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str | None = None, before: str = ""
+) -> ChatPromptTemplate:
+    """The prompt as messages; `before` is a template in front of each example."""
     system = prompt.system if system is None else system
     if prompt.form == "text":
         system = escaped(prompt.instruction) if system is None else system
-        asked: list[Any] = [HumanMessagePromptTemplate(prompt=_text(prompt, selector, keys))]
+        asked: list[Any] = [HumanMessagePromptTemplate(prompt=_text(prompt, selector, keys, before=before))]
     else:
-        shown = [("human", renamed(prompt.question, {"source": keys.source}))]
+        shown = [("human", before + renamed(prompt.question, {"source": keys.source}))]
         shown += [("ai", renamed(prompt.answer, {"target": keys.target}))]
         shots = FewShotMessages(
             example_selector=asked_by(selector, keys.query),
@@ -200,14 +208,16 @@ def _written(prompt: Prompt | None, selector: object) -> Prompt | None:
     return prompt or prompt_of(selector)
 
 
-def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "") -> FewShotPrompt:
-    """The prompt as one text, after the system message of a completion model."""
+def _text(
+    prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "", before: str = ""
+) -> FewShotPrompt:
+    """The prompt as one text, after the system message of a completion model; `before`: see `_chat`."""
     example = f"{renamed(prompt.question, {'source': keys.source})}\n{renamed(prompt.answer, {'target': keys.target})}"
-    before = f"{system}\n\n{prompt.prefix}" if prompt.prefix else f"{system}\n"
+    front = f"{system}\n\n{prompt.prefix}" if prompt.prefix else f"{system}\n"
     return FewShotPrompt(
         example_selector=asked_by(selector, keys.query),
-        example_prompt=PromptTemplate.from_template(example),
-        prefix=before if system else prompt.prefix,
+        example_prompt=PromptTemplate.from_template(before + example),
+        prefix=front if system else prompt.prefix,
         suffix=f"{_asked(prompt, keys)}\n{escaped(prompt.cue)}",
         example_separator="\n",
         input_variables=[keys.query, *prompt.variables],
@@ -230,12 +240,17 @@ def with_schema(
     prompt: Prompt,
     keys: PromptKeys,
     schema_of: Callable[[Mapping[str, Any]], str] | None,
-    written: Callable[[Prompt], BasePromptTemplate[Any]],
+    *,
+    as_text: bool,
 ) -> Runnable[dict[str, Any], PromptValue]:
-    """From a question's variables and its picks to the prompt, with what it shows of the schema, and where.
+    """From a question's variables and its picks to the prompt, with what it shows of the schema, and where."""
 
-    `written` makes a LangChain prompt of one of ours.
-    """
+    def written(one: Prompt, before: str = "") -> BasePromptTemplate[Any]:
+        picked = PickedExamples()
+        return (
+            _text(one, picked, keys, one.system or "", before) if as_text else _chat(one, picked, keys, before=before)
+        )
+
     varies = prompt.model_copy(update={"db_schema": ""})
     constant = schema_of is None and not prompt.others and 0 < len(prompt.db_schema) <= prompt.schema_budget
     if constant or "schema" not in varies.variables:
@@ -246,14 +261,27 @@ def with_schema(
         schema = variables.get("schema") or (schema_of(variables) if schema_of is not None else prompt.db_schema)
         if not schema:
             return {**given, _ELSEWHERE: False}
-        programs = [str(pick.get(keys.target, "")) for pick in given[PICKED]]
+        picks = given[PICKED]
+        programs = [str(pick.get(keys.target, "")) for pick in picks]
         shown, others = prompt.schema_for(str(schema), variables[keys.query], programs)
-        return {**given, "schema": shown, _ELSEWHERE: others}
+        if others:
+            own = [str(pick.get("schema") or _known_schema(schema_of, pick)) for pick in picks]
+            tables = [prompt.tables(*each, shown=len(picks)) for each in zip(programs, own, strict=True)]
+            picks = [{**pick, _TABLES: each} for pick, each in zip(picks, tables, strict=True)]
+        return {**given, PICKED: picks, "schema": shown, _ELSEWHERE: others}
 
     placed: Runnable[dict[str, Any], PromptValue] = written(varies)
     if prompt.others:
-        placed = RunnableBranch((itemgetter(_ELSEWHERE), written(varies.elsewhere)), placed)
+        placed = RunnableBranch((itemgetter(_ELSEWHERE), written(varies.elsewhere, f"{{{_TABLES}}}")), placed)
     return RunnableLambda(describe, name="describe_database") | placed
+
+
+def _known_schema(schema_of: Callable[[Mapping[str, Any]], str] | None, pick: Mapping[str, Any]) -> str:
+    """The schema of an example's database; empty if the example doesn't name one that is at hand."""
+    try:
+        return schema_of(pick) if schema_of is not None else ""
+    except InputError:
+        return ""
 
 
 def prompt_keys(

@@ -28,11 +28,8 @@ from langchain_rcr.basics.section import stated
 from langchain_rcr.chains.answers import read_answer
 from langchain_rcr.chains.few_shot import (
     PICKED,
-    PickedExamples,
     asked_again,
-    chat_few_shot_prompt,
     completes,
-    few_shot_prompt,
     innermost,
     prompt_for,
     prompt_keys,
@@ -144,9 +141,7 @@ def semantic_parsing_chain(
     if prompt is None or isinstance(prompt, Prompt):
         own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
         as_text = completes(llm) and own.form == "text"
-        names = {f"{name}_key": key for name, key in keys._asdict().items()}
-        write = few_shot_prompt if as_text else chat_few_shot_prompt
-        fed = with_schema(own, keys, schema_of, lambda one: write(PickedExamples(), prompt=one, **names))
+        fed = with_schema(own, keys, schema_of, as_text=as_text)
         labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from itertools import chain
+from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.errors import InputError
-from langchain_rcr.policy.schema import fitted, of_others
+from langchain_rcr.policy.schema import fitted, of_others, tables_read
 
 T = TypeVar("T")
 _TASK = "Write one SQL query that answers the last question. Answer with the query alone."
@@ -27,20 +27,28 @@ PROMPTS: Mapping[str, Mapping[str, Any]] = {
         "prefix": f"{_SQL}\n",
         "question": "Question: {source}",
         "answer": "SQL: {target}",
-        "others": {"prefix": f"{_TASK} These are questions to other databases:\n", "suffix": f"\n{_DATABASE}\n"},
+        "others": {
+            "prefix": f"{_TASK} These are questions to other databases:\n",
+            "example": "\nTables:\n{schema}",
+            "suffix": f"\n{_DATABASE}\n",
+        },
     },
     "sql_chat": {
         "form": "chat",
         "system": _SQL,
         "question": "{source}",
         "answer": "{target}",
-        "others": {"system": f"{_TASK} The examples are of other databases.", "suffix": f"{_DATABASE}\n"},
+        "others": {
+            "system": f"{_TASK} The examples are of other databases.",
+            "example": "Tables:\n{schema}\n",
+            "suffix": f"{_DATABASE}\n",
+        },
     },
 }
 """Name → the fields of `Prompt` that it sets; the first is the default.
 
-Examples of the question's own database follow its schema; those of others precede it, else small models take the
-examples' tables for the database's (docs/results.md)."""
+Examples of the question's own database follow its schema; those of others precede it, each with the tables that it
+reads, else small models take the examples' tables for the database's (docs/results.md)."""
 _BY_NAME: Any = None
 """Default of a field that the named prompt sets."""
 _ABOUT = {
@@ -82,6 +90,22 @@ Request: TypeAlias = str | Conversation
 """A prompt for one question. Whether an instruction precedes a text depends on the kind of model."""
 
 
+class Shown(Protocol):
+    """An example that a prompt shows: an `Item`, or one that has further fields, such as its database's `schema`."""
+
+    @property
+    def source(self) -> str:
+        """Its question."""
+
+    @property
+    def target(self) -> str:
+        """Its program."""
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """What else is known of it, by name."""
+
+
 class Prompt(Section):
     """How a prompt is written: one text, or the messages of a chat.
 
@@ -99,10 +123,11 @@ class Prompt(Section):
     form: Literal["text", "chat"] = Field(
         _BY_NAME, description="text: examples and question as one text; chat: as messages, which needs llm.kind: chat."
     )
-    others: dict[Literal["system", "prefix", "suffix"], str] = Field(
+    others: dict[Literal["system", "prefix", "example", "suffix"], str] = Field(
         _BY_NAME,
         description="What takes the place of system, prefix and suffix where most of the examples read tables that "
-        "{schema} lacks. Nothing, if you set one of these yourself.",
+        "{schema} lacks. Nothing, if you set one of these yourself. example: what is in front of each example whose "
+        "own schema is known; {schema} stands for the tables that it reads.",
     )
     system: str | None = Field(
         None,
@@ -144,9 +169,14 @@ class Prompt(Section):
         return self
 
     def _check_templates(self) -> None:
-        for field in ("system", "prefix", "suffix", "question", "answer"):
-            wanted = {"question": ["source"], "answer": ["target"]}.get(field)
-            template = getattr(self, field) or ""
+        wanted_in = {"question": ["source"], "answer": ["target"], "others.example": ["schema"]}
+        templates = {
+            field: getattr(self, field) or "" for field in ("system", "prefix", "suffix", "question", "answer")
+        }
+        if self._before_others:
+            templates["others.example"] = self._before_others
+        for field, template in templates.items():
+            wanted = wanted_in.get(field)
             try:
                 names = list(_names(template))
                 if wanted is None and {"source", "target"} & {*names}:
@@ -161,13 +191,18 @@ class Prompt(Section):
     @property
     def elsewhere(self) -> Prompt:
         """The prompt where the examples are of other databases."""
-        own = {str(field): template for field, template in self.others.items()}
-        return self.model_copy(update=own | {"others": {}}) if own else self
+        own = {str(field): template for field, template in self.others.items() if field != "example"}
+        return self.model_copy(update=own | {"others": {}}) if self.others else self
+
+    @property
+    def _before_others(self) -> str:
+        return self.others.get("example", "")
 
     @property
     def variables(self) -> list[str]:
         """The further fields of a question that it shows, sorted."""
-        templates = (self.system or "", self.prefix, self.suffix, *self.others.values())
+        others = self.elsewhere
+        templates = (each or "" for own in (self, others) for each in (own.system, own.prefix, own.suffix))
         names = {name for template in templates for name in _names(template)}
         return sorted(names - ({"schema"} if self.db_schema else set()))
 
@@ -182,8 +217,8 @@ class Prompt(Section):
 
         A line break alone would cut a model's thoughts, or a program of several lines.
         """
-        label = self.labels[0]
-        return (f"\n{label}",) if label else ()
+        labels = (self.labels[0], self._before_others.partition("{schema}")[0].strip())
+        return tuple(f"\n{label}" for label in labels if label)
 
     @property
     def instruction(self) -> str:
@@ -194,28 +229,38 @@ class Prompt(Section):
             "Answer with the program of the last question alone, in the same form, without explanation."
         )
 
-    def shown(self, item: Item) -> str:
+    def shown(self, item: Shown) -> str:
         """An example in a text."""
         return f"{self.question.format(source=item.source)}\n{self.answer.format(target=item.target)}"
 
-    def text(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> str:
+    def tables(self, program: str, schema: str, shown: int = 1) -> str:
+        """What precedes an example of another database; empty if no table of its own schema is known that it reads.
+
+        Of the characters of `schema_budget` each of so many examples has its share.
+        """
+        read = tables_read(schema, program, self.schema_budget // shown) if self._before_others else ""
+        return f"{self._before_others.format(schema=read)}\n" if read else ""
+
+    def text(self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None = None) -> str:
         """The whole as one text, without `system`; an `InputError` if the question's further `fields` lack one."""
-        prompt, given = self._placed(picks, question, fields)
-        return prompt._text(picks, question, given)
+        prompt, given, tables = self._placed(picks, question, fields)
+        return prompt._text(picks, tables, question, given)
 
-    def _text(self, picks: Sequence[Item], question: str, given: Mapping[str, Any]) -> str:
+    def _text(self, picks: Sequence[Shown], tables: Iterable[str], question: str, given: Mapping[str, Any]) -> str:
         before = [self._filled("prefix", given)] if self.prefix else []
-        return "\n".join([*before, *map(self.shown, picks), self._asked(question, given), self.cue])
+        shown = [f"{own}{self.shown(pick)}" for own, pick in zip(tables, picks, strict=True)]
+        return "\n".join([*before, *shown, self._asked(question, given), self.cue])
 
-    def request(self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None = None) -> Request:
+    def request(self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None = None) -> Request:
         """What a language model is asked; arguments, errors: see `text`."""
-        prompt, given = self._placed(picks, question, fields)
+        prompt, given, tables = self._placed(picks, question, fields)
         system = None if prompt.system is None else prompt._filled("system", given)
         if self.form == "text":
-            text = prompt._text(picks, question, given)
+            text = prompt._text(picks, tables, question, given)
             return text if system is None else Conversation(system, (text,))
-        shown = [(self.question.format(source=item.source), self.answer.format(target=item.target)) for item in picks]
-        turns = [turn for pair in shown for turn in pair]
+        asked = [f"{own}{self.question.format(source=pick.source)}" for own, pick in zip(tables, picks, strict=True)]
+        answered = [self.answer.format(target=pick.target) for pick in picks]
+        turns = chain.from_iterable(zip(asked, answered, strict=True))
         return Conversation(system or "", (*turns, prompt._asked(question, given)))
 
     def continuation(self, program: str) -> str:
@@ -235,15 +280,19 @@ class Prompt(Section):
         return fitted(schema, self.schema_budget, question, programs), bool(self.others) and of_others(schema, programs)
 
     def _placed(
-        self, picks: Sequence[Item], question: str, fields: Mapping[str, Any] | None
-    ) -> tuple[Prompt, dict[str, Any]]:
-        """The prompt for these picks, and what its templates' names stand for."""
+        self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None
+    ) -> tuple[Prompt, dict[str, Any], list[str]]:
+        """The prompt for these picks, what its templates' names stand for, and what precedes each pick."""
         given = {**({"schema": self.db_schema} if self.db_schema else {}), **(fields or {})}
         others = False
         if "schema" in given:
-            programs = [item.target for item in picks]
+            programs = [pick.target for pick in picks]
             given["schema"], others = self.schema_for(str(given["schema"]), question, programs)
-        return self.elsewhere if others else self, given
+        if not others:
+            return self, given, [""] * len(picks)
+        schemas = [str(pick.fields.get("schema") or "") for pick in picks]
+        tables = [self.tables(pick.target, own, len(picks)) for pick, own in zip(picks, schemas, strict=True)]
+        return self.elsewhere, given, tables
 
     def _asked(self, question: str, given: Mapping[str, Any]) -> str:
         before = f"{self._filled('suffix', given)}\n" if self.suffix else ""

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 _CREATE = re.compile(
     r"^[ \t]*CREATE\s+(?:\w+\s+){0,3}?(?:TABLE|VIEW)\s+(?:IF\s+NOT\s+EXISTS\s+)?", re.IGNORECASE | re.MULTILINE
@@ -85,6 +86,12 @@ def of_others(schema: str, programs: Sequence[str]) -> bool:
     return bool(own) and 2 * sum(not tables <= own for tables in read) > len(read)
 
 
+def tables_read(schema: str, program: str, budget: int) -> str:
+    """The tables of a schema that a query reads, within a number of characters (`fitted`); empty if it has none."""
+    read = _read(program)
+    return fitted("\n".join(table.text for table in _tables(schema)[1] if table.name.lower() in read), budget)
+
+
 def _read(program: str) -> set[str]:
     """The tables after FROM and JOIN, in lower case, but for functions and those that the program defines (WITH)."""
     program = _NO_TABLES.sub(" ", program)
@@ -104,6 +111,7 @@ def _singular(word: str) -> str:
     return word[:-1] if word.endswith("s") and not word.endswith("ss") and len(word) > 3 else word
 
 
+@lru_cache(maxsize=256)
 def _tables(schema: str) -> tuple[str, list[_Table]]:
     """What is in front of the first statement, and the tables."""
     begins = [*_CREATE.finditer(schema)]

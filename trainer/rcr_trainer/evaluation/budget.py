@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing, nullcontext
+from dataclasses import replace
 from functools import partial, reduce
 from heapq import nlargest
 from operator import add
@@ -99,10 +100,19 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequen
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:
     """A prompt with at least as many tokens as any that shows `shown` examples of the pool and asks one of the queries.
 
-    It is the one of the longest examples and query, each measured by itself: no tokenizer in use has a token that spans
-    the line break between two of them.
+    It is the one of the longest examples, with the tables that they read, and query, each measured by itself: no
+    tokenizer in use has a token that spans the line break between two of them.
     """
     prompt = llm.prompt
-    longest = nlargest(shown, [e.item for e in pool], key=lambda item: llm.count_tokens(prompt.shown(item)))
-    asked = (partial(prompt.request, question=query.source, fields=query.fields) for query in queries)
+    if len({str(each.fields.get("schema")) for each in (*pool, *queries)}) > 1:
+        pool = [_with_tables(prompt, each, max(shown, 1)) for each in pool]
+    longest = nlargest(shown, pool, key=lambda each: llm.count_tokens(prompt.shown(each)))
+    ways = (prompt.model_copy(update={"others": {}}), prompt.elsewhere)
+    asked = (partial(way.request, question=each.source, fields=each.fields) for each in queries for way in ways)
     return max(asked, key=lambda ask: llm.count_tokens(ask([])))(longest)
+
+
+def _with_tables(prompt: Prompt, example: Example, shown: int) -> Example:
+    """An example of which a prompt shows as much as where it is another database's."""
+    tables = prompt.tables(example.target, str(example.fields.get("schema") or ""), shown)
+    return replace(example, source=f"{example.source}\n{tables}".rstrip()) if tables else example

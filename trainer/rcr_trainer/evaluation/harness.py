@@ -268,7 +268,7 @@ class Answerer:
 
     def _prompts(self, name: str, asked: Picks) -> list[Request]:
         order = self.orders.get(name, "reversed")
-        shown = [[pick.item for pick in arranged(each.selectors[name].picks, order)] for each in asked]
+        shown = [arranged(each.selectors[name].picks, order) for each in asked]
         return [self.prompt.request(e, each.question, each.fields) for e, each in zip(shown, asked, strict=True)]
 
     def _score(

@@ -371,7 +371,7 @@ def pace(cells: Sequence[Cell]) -> float | None:
     if selector is not None:
         pool = [{"source": each.source, "target": each.target} for each in task.pool]
         picks = selector(pool).pick([query.source for query in asked], k)
-    shown = [arranged([task.pool[at].item for at in own], "reversed") for own in picks]
+    shown = [arranged([task.pool[at] for at in own], "reversed") for own in picks]
     prompts = [config.prompt.request(e, each.source, each.fields) for e, each in zip(shown, asked, strict=True)]
     with open_language_model(config, task) as llm:
         for start in range(0, n, few):

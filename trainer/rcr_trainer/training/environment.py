@@ -160,7 +160,7 @@ class Environment:
     @staticmethod
     def _prompts(llm: LanguageModel, queries: Sequence[Example], contexts: list[list[Example]]) -> list[Request]:
         asked = zip(contexts, queries, strict=True)
-        return [llm.prompt.request([e.item for e in shown], query.source, query.fields) for shown, query in asked]
+        return [llm.prompt.request(shown, query.source, query.fields) for shown, query in asked]
 
 
 def _scalars(model: TriEncoder) -> dict[str, float]:
