@@ -10,10 +10,11 @@ from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.language_models import BaseLLM
+from langchain_core.language_models import BaseLanguageModel, BaseLLM
 from langchain_core.messages import BaseMessage
 from langchain_core.prompt_values import PromptValue
 from langchain_core.prompts import BasePromptTemplate
+from langchain_core.retrievers import BaseRetriever
 from langchain_core.runnables import (
     Runnable,
     RunnableConfig,
@@ -166,6 +167,9 @@ def semantic_parsing_chain(
 
 def _check(llm: object, retriever: object, execute: object, retries: int, drafts: int) -> None:
     """Refuse arguments that are of the wrong kind or out of range."""
+    if isinstance(llm, BaseRetriever | BaseExampleSelector) or isinstance(retriever, BaseLanguageModel):
+        given = f"{type(llm).__name__}, {type(retriever).__name__}"
+        raise InputError(f"the model comes first, then the retriever: not {given}")
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
     check_limits(least=0, retries=retries, drafts=drafts)

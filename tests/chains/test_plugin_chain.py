@@ -24,7 +24,7 @@ from pydantic import Field
 from toys import lexical
 
 from langchain_rcr import InputError, SequentialCompositionalRetriever, few_shot_prompt
-from langchain_rcr.chains.few_shot import chat_few_shot_prompt
+from langchain_rcr.chains.few_shot import PickedExamples, chat_few_shot_prompt
 from langchain_rcr.chains.semantic_parsing import ParsedProgram, semantic_parsing_chain
 from langchain_rcr.programs import Tree, get_parser
 
@@ -210,6 +210,8 @@ def test_a_parser_object_and_langchains_output_parsers(retriever: SequentialComp
         ({"retries": -1}, "retries must be a whole number from 0 on, not -1"),
         ({"retries": True}, "retries must be a whole number from 0 on, not True"),
         ({"retriever": "runs/demo"}, "retriever must be a retriever or an example selector, not str"),
+        ({"retriever": FakeListLLM(responses=[""])}, "the model comes first, then the retriever: not .*FakeListLLM$"),
+        ({"llm": PickedExamples()}, "the model comes first, then the retriever: not PickedExamples, "),
         ({"llm": "gpt"}, "llm must be a model or another runnable, not 'gpt'"),
         ({"llm": FakeListLLM}, "llm must be a model or another runnable, not <class"),
         ({"parser": asyncio.sleep}, "parser must be .* or a function, not <function"),

@@ -8,12 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from langchain_core.example_selectors import LengthBasedExampleSelector
-from langchain_core.language_models import FakeListLLM
+from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.prompts import PromptTemplate
 from rcr_trainer.data import Example
 from rcr_trainer.rewards import ProgramError, make_reward, score
 
-from langchain_rcr import InputError, text_to_sql_chain
+from langchain_rcr import InputError, Prompt, text_to_sql_chain
+from langchain_rcr.chains.few_shot import PICKED
 from langchain_rcr.databases.database import Database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.programs import ProgramSpec
@@ -176,6 +177,30 @@ def test_a_chain_takes_database_and_schema_of_each_question(folder):
     assert ["CREATE TABLE t_b (x)" in prompt for prompt in prompts] == [False, True]
     with pytest.raises(InputError, match="needs the field 'db_id'"):
         chain.invoke("q")
+
+
+@pytest.mark.parametrize("model_type", [FakeListLLM, FakeListChatModel])
+def test_examples_are_shown_with_their_databases_tables(folder, model_type):
+    rows = [
+        {"source": "how many b", "target": "SELECT count(*) FROM t_b", "db_id": "b"},
+        {"source": "how many c", "target": "SELECT count(*) FROM t_c", "db_id": "gone"},
+        {"source": "how many d", "target": "SELECT count(*) FROM d", "schema": "CREATE TABLE d (y)"},
+    ]
+    selector = LengthBasedExampleSelector(examples=rows, example_prompt=PromptTemplate.from_template("{source}"))
+    chain = text_to_sql_chain(model_type(responses=["SELECT 1"]), selector, folder)
+    messages = chain.prompt.invoke({"source": "q", "db_id": "a", PICKED: rows}).to_messages()
+    fields = [{"schema": "CREATE TABLE t_b (x);"}, {}, {"schema": "CREATE TABLE d (y)"}]
+    shown = [Example(str(at), each["source"], each["target"], fields[at]) for at, each in enumerate(rows)]
+    # As in training and in the comparison.
+    prompt = Prompt(name="sql" if model_type is FakeListLLM else "sql_chat")
+    asked = prompt.request(shown, "q", {"schema": "-- SQLite\nCREATE TABLE t_a (x);"})
+    texts = [message.content for message in messages]
+    assert texts == ([asked] if isinstance(asked, str) else [asked.system, *asked.turns])
+    assert ["CREATE TABLE" in text for text in texts[-2:]] == ([True] if isinstance(asked, str) else [False, True])
+    # Examples of the question's own database stand below its schema, without a further one.
+    own = chain.prompt.invoke({"source": "q", "db_id": "b", PICKED: rows[:1]}).to_string()
+    assert own.count("CREATE TABLE") == 1
+    assert own.index("CREATE TABLE") < own.index("how many b")
 
 
 def test_large_values_and_text_that_is_no_utf_8_come_back_as_they_are(folder):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from rcr_trainer.data import Example
@@ -13,7 +14,7 @@ from rcr_trainer.runs.tasks import Task, open_language_model
 from rcr_trainer.settings import Settings
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from langchain_rcr.programs import ProgramSpec
 
 pytestmark = pytest.mark.slow
@@ -61,6 +62,25 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
     ).save_pretrained(path)
     logging.enable_progress_bar()
     return str(path)
+
+
+def test_the_tables_of_other_databases_examples_are_counted() -> None:
+    schemas = [f"CREATE TABLE {name} ({name}_{'id' * size} INT);" for name, size in (("a", 9), ("b", 1), ("c", 5))]
+    pool = [
+        Example(str(at), f"how many {name}", f"SELECT 1 FROM {name}", {"schema": schema})
+        for at, (name, schema) in enumerate(zip("abc", schemas, strict=True))
+    ]
+    queries = [replace(each, id=f"q{each.id}", source="which") for each in pool]
+    for name in ("sql", "sql_chat"):
+        settings = LLMSettings(kind="chat", model="m", base_url="http://127.0.0.1:1/v1")
+        with open_llm(settings, None, prompt=Prompt(name=name)) as llm:
+            most = llm.count_tokens(longest_prompt(llm, pool, queries, 2))
+            counts = [
+                llm.count_tokens(llm.prompt.request([*picks], each.source, each.fields))
+                for picks in itertools.permutations(pool, 2)
+                for each in queries
+            ]
+        assert max(counts) <= most <= max(counts) * 1.2
 
 
 def config(**llm: object) -> Settings:

@@ -1,10 +1,12 @@
 """A schema that fits a prompt: which tables stay, by question, examples and foreign keys; words of names."""
 
+from typing import NamedTuple
+
 import pytest
 
 from langchain_rcr import InputError, Prompt
 from langchain_rcr.basics.items import Item
-from langchain_rcr.policy.schema import fitted, of_others, words
+from langchain_rcr.policy.schema import fitted, of_others, tables_read, words
 
 CITY = "CREATE TABLE city (name TEXT, people INT, state_id INT REFERENCES state(id));\n-- values: name 'Austin'"
 STATE = 'CREATE TABLE "state" (\n  id INT PRIMARY KEY,\n  label TEXT\n);'
@@ -117,7 +119,55 @@ def test_the_schema_follows_examples_of_other_databases(name):
     assert Prompt.model_validate(prompt.model_dump()) == prompt
 
 
+LAKES = "-- SQLite\nCREATE TABLE lake (name TEXT);\nCREATE TABLE fish (name TEXT, lake TEXT);"
+
+
+class Known(NamedTuple):
+    source: str
+    target: str
+    fields: dict
+
+
+def test_the_tables_that_a_query_reads():
+    assert tables_read(LAKES, "SELECT name FROM Lake", 100) == "CREATE TABLE lake (name TEXT);"
+    both = "CREATE TABLE lake (name TEXT);\nCREATE TABLE fish (name TEXT, lake TEXT);"
+    assert tables_read(LAKES, "SELECT 1 FROM fish JOIN lake ON 1", 100) == both
+    assert "fish (" not in tables_read(LAKES, "SELECT 1 FROM fish JOIN lake ON 1", 40)
+    for nothing in ("SELECT 1", "SELECT a FROM sea"):
+        assert tables_read(LAKES, nothing, 100) == ""
+    assert tables_read("", "SELECT name FROM lake", 100) == ""
+
+
+def test_examples_of_other_databases_stand_below_the_tables_that_they_read():
+    known = Known("which lakes", "SELECT name FROM lake", {"schema": LAKES})
+    unknown = Known("which seas", "SELECT name FROM sea", {})
+    prompt = Prompt(name="sql", db_schema=SCHEMA)
+    assert prompt.request([known, unknown], "q") == (
+        "Write one SQL query that answers the last question. Answer with the query alone. "
+        "These are questions to other databases:\n\n\nTables:\nCREATE TABLE lake (name TEXT);\n"
+        "Question: which lakes\nSQL: SELECT name FROM lake\nQuestion: which seas\nSQL: SELECT name FROM sea\n\n"
+        f"The database:\n\n{SCHEMA}\n\nQuestion: q\nSQL:"
+    )
+    assert prompt.stop == ("\nQuestion:", "\nTables:")  # with what a model would go on
+    chat = Prompt(name="sql_chat", db_schema=SCHEMA).request([known, unknown], "q")
+    assert chat.turns[0] == "Tables:\nCREATE TABLE lake (name TEXT);\n\nwhich lakes"
+    assert chat.turns[2] == "which seas"
+    mine = Prompt(name="sql", db_schema=SCHEMA, others={"prefix": "Others:"})
+    assert "Tables:" not in mine.request([known], "q")
+    assert mine.stop == ("\nQuestion:",)
+    # Each of the examples has its share of the budget, and of its own database no table is shown twice.
+    fish = Known("which fish", "SELECT 1 FROM fish JOIN lake ON 1", {"schema": LAKES})
+    short = Prompt(name="sql", db_schema=SCHEMA, schema_budget=150)
+    assert short.request([fish], "q").count("fish (") == 1
+    assert short.request([fish] * 4, "q").count("fish (") == 0
+    own = Known("which city", "SELECT name FROM city", {"schema": SCHEMA})
+    assert "Tables:" not in prompt.request([own], "q")
+
+
 def test_what_takes_their_place_is_checked_too():
+    for wrong in ("no name", "{schema} {schema}", "{source}"):
+        with pytest.raises(InputError, match=r"prompt\.others\.example = .*: must have \{schema\} once"):
+            Prompt(name="sql", others={"example": wrong})
     with pytest.raises(InputError, match=r"\{a\.b\} is not a plain name"):
         Prompt(name="sql", others={"suffix": "{a.b}"})
     with pytest.raises(InputError, match=r"contradicts prompt\.form = 'chat'"):

@@ -10,7 +10,7 @@ from heapq import nlargest
 from operator import add
 
 from langchain_rcr.families import get_family
-from langchain_rcr.policy.prompt import Request
+from langchain_rcr.policy.prompt import Prompt, Request
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.plain import count_selectors, texts_at_most
 from rcr_trainer.grpo import calls_at_most
