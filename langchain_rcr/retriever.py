@@ -66,7 +66,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         order: the order of the picks in the prompt: the first pick, which is needed most, last, next to the question
             ("reversed"), or as picked ("picked"). None: as the policy was trained (`model.order`).
         mask_same_program: never pick two examples with the same program while others are left.
-        max_tokens: the limit for the texts of all picks together. An example that doesn't fit is skipped, not cut.
+        max_tokens: the limit for the texts of all picks together, without the tables that a prompt puts before examples
+            of other databases. An example that doesn't fit is skipped, not cut.
         tokenizer: counts the tokens: a LangChain model, a tokenizer with `encode`, or a function from a text to its
             tokens or their number.
         stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
