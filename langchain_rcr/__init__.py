@@ -1,7 +1,7 @@
 """Few-shot examples picked step by step: a LangChain example selector and retriever.
 
-Importing this package loads neither torch nor transformers: every name below is imported when it is first used. A
-class whose extra is not installed can still be imported; creating one raises the `MissingExtraError` that names it.
+Importing this package loads neither torch nor transformers: every name below is imported on first use. A class whose
+extra is not installed can still be imported; instantiating it raises the `MissingExtraError` that names the extra.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def __dir__() -> list[str]:
 
 
 def _unavailable(name: str, error: MissingExtraError) -> type:
-    """A class in place of one whose module needs a missing extra, so that `import *` and `help` work without it."""
+    """A stand-in for a class whose module needs a missing extra, so that `import *` and `help` work without it."""
     package, extra = error.package, error.extra
 
     def refuse(self: object, *args: object, **kwargs: object) -> None:

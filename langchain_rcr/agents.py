@@ -33,7 +33,7 @@ except ImportError as error:
     raise MissingExtraError("langchain", "agents") from error
 
 SETS = ProgramSpec("set", anonymize=False, max_size=1)
-"""How sets of tools are read: each tool by itself."""
+"""How sets of tools are read: each tool is a structure."""
 _NO_RESULT = "You have correctly called this tool."
 """As in LangChain's own `tool_example_to_messages`."""
 
@@ -41,26 +41,26 @@ _NO_RESULT = "You have correctly called this tool."
 class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
     """Shows an agent's model picked examples: `create_agent(model, tools, middleware=[FewShotMiddleware(retriever)])`.
 
-    Each model call sees the picks as messages between the system message and the conversation. They are in no state,
-    checkpoint or stream, and are written the same way each time, so that a provider's prompt cache is used again as
-    long as the picks are the same: in all calls for one question, by default.
+    Each model call sees the picks as messages between the system message and the conversation. They enter no state,
+    checkpoint or stream. They are written the same way each time, so a provider's prompt cache is reused while the
+    picks stay the same: by default, in all calls for one question.
 
     A program that is a tool call in JSON, or a list of calls, becomes an AI message with `tool_calls` and a tool
     message for each; any other program becomes the text of an AI message.
 
     Args:
         selector: any LangChain example selector, such as `SequentialCompositionalRetriever`.
-        variables: what the selector is asked, by a model request; None, or an empty result: no examples are shown. By
-            default the text of the last human message is the question. It is the place for the value of a retriever's
-            `group`, from `request.runtime.context`, or for the first message instead of the last, by which the examples
-            stay the same for a whole conversation.
+        variables: maps a model request to the selector's input. If it returns None or nothing, no examples are shown.
+            By default the question is the text of the last human message. Use it to pass the value of a retriever's
+            `group` from `request.runtime.context`, or to ask with the first message instead of the last, so that the
+            examples stay the same for a whole conversation.
         source_key: the key of an example's question; None: the retriever's own, "source" for other selectors.
         target_key: the key of its program; None: the retriever's own, "target" for other selectors.
-        result_key: the key of what its tool gave, or of a list with what each call gave: a text, or else written as
-            JSON. Where an example has none, or null, the tool message says that the call was right.
+        result_key: the key of its tool's result, or of a list with each call's result. Anything but text is written as
+            JSON. If an example has none, or null, the tool message says that the call was right.
 
     Raises:
-        InputError: the selector is not an example selector, or the question has several keys, none of which was named.
+        InputError: the selector is not an example selector, or the question has several keys and none was named.
     """
 
     def __init__(
@@ -140,21 +140,21 @@ def last_question(messages: Sequence[AnyMessage]) -> str:
 
 
 def _call_id(step: int, at: int, program: str) -> str:
-    """The same for the same call: nine letters and digits, a form that all providers take."""
+    """An id that is the same for the same call: nine letters and digits, a form that all providers accept."""
     return hashlib.blake2b(f"{step} {at} {program}".encode(), digest_size=5).hexdigest()[:9]
 
 
 class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
     """Shows an agent's model the tools that its request needs together, picked one after the other.
 
-    The policy is that of `SequentialCompositionalRetriever`: a tool is a structure, a request's needs are learnt from
-    requests with the tools that they used, and the pool consists of the tools. Use it as middleware, or
-    `retrieve_tools` where a function from a request to the names of tools is wanted, as in langgraph-bigtool.
+    The policy is that of `SequentialCompositionalRetriever`, over a pool of tools. A tool is a structure; what a
+    request needs is learnt from past requests and the tools they used. Use it as middleware, or use `retrieve_tools`
+    where a function from a request to tool names is wanted, as in langgraph-bigtool.
 
     Args:
         retriever: over a pool of tools, as `from_pairs` makes it: `selector.retriever.save(folder)` writes it,
             `ComposedToolSelector(SequentialCompositionalRetriever.from_pretrained(folder))` reads it.
-        always_include: names of tools that the model sees whatever it is asked.
+        always_include: names of tools that the model always sees.
         question: the request, from a model request; None: the text of the last human message. Without one the model
             sees all tools.
     """
@@ -188,10 +188,10 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         seed: int = 0,
         **options: Any,
     ) -> Self:
-        """A selector that fits itself to requests, within seconds.
+        """A selector fitted to requests, within seconds.
 
-        Tools are told from each other by the pairs, and by their names and descriptions; a tool that no pair uses by
-        these alone.
+        Tools are told apart by the pairs and by their names and descriptions; a tool that no pair uses, by the latter
+        alone.
 
         Args:
             pairs: requests with the names of the tools that each needed. Names that `tools` lacks are never picked.
@@ -200,8 +200,8 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
             embeddings: read requests and descriptions; None: the default model, from the extra `offline`.
             always_include: as the field of the class.
             question: as the field of the class.
-            landmarks: the most pairs to learn from; of more, a sample, even over the sets of tools. The fit takes time
-                by its cube.
+            landmarks: the most pairs to learn from; more are sampled, evenly over the sets of tools. The time to fit
+                grows with its cube.
             seed: of that sample.
             **options: fields of the retriever, such as `stop_early`.
 
@@ -220,12 +220,12 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         return cls(retriever, always_include=always_include, question=question)
 
     def add_tools(self, tools: Sequence[BaseTool] | Mapping[str, str]) -> None:
-        """Add tools to pick from, known by their names and descriptions; those of the same names are replaced."""
+        """Add tools to pick from, known by their names and descriptions; tools with the same names are replaced."""
         pool = _tools(tools)
         self.retriever.upsert(pool, [tool["name"] for tool in pool])
 
     def retrieve_tools(self, query: str) -> list[str]:
-        """Retrieve the names of the tools that a request needs together, the one that it needs most first."""
+        """Retrieve the names of the tools that a request needs together, most needed first."""
         return _names(self.retriever.invoke(query))
 
     async def aretrieve_tools(self, query: str) -> list[str]:
@@ -235,7 +235,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
     def wrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelCallResult[Any]:
-        """Call the model with those of its tools that the request needs, and those that aren't in the pool."""
+        """Call the model with the tools that the request needs, and those that aren't in the pool."""
         query, known = self.question(request), self._known(request)
         if query and known:
             request = _with_tools(request, known, self.retriever.invoke(query, filter=_among(known)))
@@ -251,13 +251,13 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         return await handler(request)
 
     def _known(self, request: ModelRequest[Any]) -> set[str]:
-        """The names of the request's tools that the pool has, of which to pick."""
+        """The names of the request's tools that are in the pool and can be picked."""
         names = {tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include
         return self.retriever.store.index.known(sorted(names)) if names else names
 
 
 def _with_tools(request: ModelRequest[Any], known: set[str], picks: Sequence[Document]) -> ModelRequest[Any]:
-    """The request without the known tools that aren't picked, in its order: the same picks make the same prompt."""
+    """The request without the known tools that weren't picked, in its order: the same picks make the same prompt."""
     out = known.difference(_names(picks))
     return request.override(tools=[tool for tool in request.tools if isinstance(tool, dict) or tool.name not in out])
 
@@ -267,12 +267,12 @@ def _among(names: Collection[str]) -> dict[str, Any]:
 
 
 def _names(picks: Sequence[Document]) -> list[str]:
-    """In the order of picking, whichever way the retriever shows its picks."""
+    """Names in the order of picking, however the retriever orders its picks."""
     return [pick.metadata["name"] for pick in sorted(picks, key=lambda pick: int(pick.metadata["step"]))]
 
 
 def _tools(tools: Sequence[BaseTool] | Mapping[str, str]) -> list[dict[str, str]]:
-    """Tools as examples: the description is the question, the set of the tool alone the program."""
+    """Tools as examples: the description is the question, the set of just that tool the program."""
     about = tools if isinstance(tools, Mapping) else dict(map(_described, tools))
     for name, text in about.items():
         if not (name and isinstance(name, str) and isinstance(text, str)):
@@ -290,7 +290,7 @@ def _described(tool: Any) -> tuple[str, str]:
 
 
 def _taught(number: int, pair: Any) -> Item:
-    """A pair as an example; an InputError if it is none."""
+    """A pair as an example; an InputError if it isn't one."""
     try:
         request, names = pair
         is_pair = bool(request.strip()) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
@@ -302,7 +302,7 @@ def _taught(number: int, pair: Any) -> Item:
 
 
 def _evenly(items: Sequence[Item], most: int, seed: int) -> list[Item]:
-    """At most so many examples, as evenly over their programs as can be, at random among those of one."""
+    """At most `most` examples, spread as evenly as possible over their programs, at random within each program."""
     seen: Counter[str] = Counter()
     turns = []
     for at in np.random.default_rng([seed, 6]).permutation(len(items)).tolist():

@@ -37,7 +37,7 @@ from langchain_rcr.pool.store import ExampleStore
 logger = logging.getLogger(__name__)
 
 _OPEN: Any = object()
-"""A value that isn't given. Not None: where a caller's value is lacking, another's filter mustn't say which it is."""
+"""Stands for a value that wasn't given. Not None: a caller's missing value must not match another caller's filter."""
 
 
 class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSelector):
@@ -49,38 +49,38 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
     Args:
         store: encoder, pool and engine; shared by the copies that `configurable_fields` makes.
-        k: how many examples to pick; all of them if the pool, or what the filter lets through, has fewer. None: as the
-            policy was trained (`model.k`), 4 if nothing else was said.
+        k: how many examples to pick; fewer if the pool, or the part of it that the filter allows, is smaller. None: as
+            the policy was trained (`model.k`), or 4 if that says nothing.
         k_min: fewer picks than this are an error.
-        input_keys: the prompt variables that make up the query: their values in the order of the sorted names,
-            joined by spaces, as in LangChain's own selectors. None: the variables named like the pool's source keys,
-            or the only variable.
+        input_keys: the prompt variables that make up the query. Their values are joined by spaces in the order of the
+            sorted names, as in LangChain's own selectors. None: the variables named like the pool's source keys, or the
+            only variable.
         example_keys: the fields of an example that `select_examples` returns. None, or an empty list: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
-            `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` come on top of it.
-        group: a field, such as `db_id` or `tenant`, of which question and examples must have the same value: one text,
-            number or bool, which is a variable of `select_examples` and of chains, and `within` of `invoke` and
-            `batch` (or a part of a filter). None: as the policy was trained (`data.group`); "": none. See also `prefer`
-            of `from_examples`.
-        beam_width: how many sequences of picks the beam search keeps; 1: greedy.
-        order: the order of the picks in the prompt: the first pick, which is needed most, last, next to the question
-            ("reversed"), or as picked ("picked"). None: as the policy was trained (`model.order`).
+            `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` are applied as well.
+        group: a field, such as `db_id` or `tenant`, in which question and examples must have the same value: one text,
+            number or bool. `select_examples` and chains take the value as a variable, `invoke` and `batch` as `within`
+            (or as part of a filter). None: as the policy was trained (`data.group`); "": none. See also `prefer` of
+            `from_examples`.
+        beam_width: how many sequences of picks beam search keeps; 1: greedy.
+        order: the order of the picks in the prompt. "reversed" puts the first pick, which is needed most, last, next to
+            the question; "picked" keeps the order of picking. None: as the policy was trained (`model.order`).
         mask_same_program: never pick two examples with the same program while others are left.
-        max_tokens: the limit for the texts of all picks together, without the tables that a prompt puts before examples
-            of other databases. An example that doesn't fit is skipped, not cut.
+        max_tokens: the limit for the texts of all picks together, not counting the tables that a prompt puts before
+            examples of other databases. An example that doesn't fit is skipped, not cut.
         tokenizer: counts the tokens: a LangChain model, a tokenizer with `encode`, or a function from a text to its
             tokens or their number.
-        stop_early: stop before a pick whose logit is not above 0. Where logits are gains (the `structure` family),
-            such a pick gains nothing; in other families 0 has no special meaning.
-        min_relevance: pick nothing for a question whose `relevance` is lower: 0.05 refuses nearly all questions on
-            other matters, and hardly any on those of the examples. 0: pick for all. Such questions don't count for
-            `k_min`. Needs the `structure` family, fitted or trained.
+        stop_early: stop before a pick whose logit is not above 0. In the `structure` family logits are gains, so such a
+            pick gains nothing; in other families 0 has no special meaning.
+        min_relevance: pick nothing for a question whose `relevance` is lower. 0.05 refuses nearly all off-topic
+            questions and hardly any on-topic ones; 0 refuses none. Refused questions are exempt from `k_min`. Needs the
+            `structure` family, fitted or trained.
         probabilities: compute each pick's probability under the policy; costs one more pass over the pool per step.
-        explore: draw each pick from π at the temperature `explore` · τ, among the 128 best candidates. Its
-            `probability` is then that of the draw, from which `rcr-train learn` learns. 0: the best one is picked.
+        explore: draw each pick from π at temperature `explore` · τ, among the 128 best candidates. Its `probability` is
+            then that of the draw, which `rcr-train learn` learns from. 0: always pick the best.
         log: where `record` writes.
-        auto_refit: `refit` in the background as soon as `needs_refit`; on where `from_examples` made it. Not for an
-            engine outside this process, nor with a `log`, which tells of one policy.
+        auto_refit: `refit` in the background as soon as `needs_refit`; `from_examples` turns it on. Not possible with
+            an engine outside this process, nor with a `log`, which describes a single policy.
 
     Raises:
         InputError: a field is out of range; the message names it.
@@ -121,7 +121,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
     @property
     def source_keys(self) -> tuple[str, ...]:
-        """The keys of an example's question, sorted: mostly one."""
+        """The keys of an example's question, sorted; usually one."""
         return self.store.schema.source_keys
 
     @property
@@ -131,7 +131,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
     @property
     def picks_within(self) -> str:
-        """The field of which a question and its examples have the same value; "": none."""
+        """The field in which a question and its examples must have the same value; "": none."""
         return (self.store.encoder.group or "") if self.group is None else self.group
 
     # ------------------------------------------------------------------ the selector
@@ -141,7 +141,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
         Args:
             input_variables: the prompt's variables; `input_keys` says which of them are the query.
-            draft: a program that the query may have; see `invoke`'s.
+            draft: a guess at the query's program; see `invoke`.
 
         Raises:
             InputError: the query, or the value of `group`, is missing; the message names the keys.
@@ -164,12 +164,12 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return [self._shown(pick) for pick in found.picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
-        """What a call must be told of a prompt's variables: the value that they have for `group`, or a preferred field.
+        """The options that a prompt's variables imply: the value of `group`, or of the preferred field.
 
-        Not as `within`: LangChain would put it in the place of one that was bound (`retriever.bind(within=…)`).
+        They aren't passed as `within`: LangChain would let that override a bound one (`retriever.bind(within=…)`).
 
         Raises:
-            InputError: they have none, or one that isn't a text, a number or a bool.
+            InputError: the value is missing, or isn't a text, a number or a bool.
         """
         group = self.picks_within
         field = group or self.store.encoder.prefer
@@ -190,14 +190,15 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Args:
             query: the question.
             run_manager: LangChain's.
-            **options: `k` and `beam_width`, each in place of the field; `filter`, which must hold beside the field;
-                `within`, the value of `group`, or of the preferred field; `draft`, a program that the question may
-                have, such as a model's first answer: its structures count as likely needed, and one that doesn't parse
-                changes nothing; `drafts` of `batch`, which configured retrievers pass on to `invoke`.
+            **options: `k` and `beam_width` override the fields. `filter` applies on top of the field. `within` is the
+                value of `group` or of the preferred field. `draft` is a guess at the question's program, such as a
+                model's first answer: its structures count as likely needed, and one that doesn't parse changes nothing.
+                `drafts` is that of `batch`, which configured retrievers pass on to `invoke`.
 
         Returns:
-            One document per pick: the example as text, its id, and as metadata its fields with `step` (from 1), `logit`
-            and `probability`, which hide fields of these names (`select_examples` returns the examples unchanged).
+            One document per pick: the example as text, its id, and its fields as metadata. `step` (from 1), `logit` and
+                `probability` are added and hide fields of these names (`select_examples` returns the examples
+                unchanged).
         """
         (picks,) = InThisThread().run(self.store.now.select(*self._question(query, **options)))
         return self._documents(self._ordered(picks))
@@ -218,10 +219,10 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         drafts: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> list[list[Document]]:
-        """Documents for many questions: encoded in one pass, each step one search for all.
+        """Documents for many questions, which are encoded in one pass and searched for together at each step.
 
-        Each question has a callback run of its own. With `return_exceptions` an invalid question gets its exception
-        and the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
+        Each question has its own callback run. With `return_exceptions`, an invalid question yields its exception and
+        the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
         options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
         found = InThisThread().run(self._select(True, False, inputs, config, **options))
@@ -252,9 +253,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return_exceptions: bool = False,
         **overrides: Any,
     ) -> list[Any]:
-        """For each question its `Selection`, or its exception; unless `is_async`, nothing here waits.
+        """For each question its `Selection`, or its exception; nothing here awaits unless `is_async`.
 
-        Documents and probabilities are left out where neither the caller wants `documents` nor callbacks see them.
+        Documents and probabilities are left out unless the caller wants `documents` or callbacks see them.
         """
 
         async def pick(valid: Sequence[str], traced: bool) -> list[Selection | InputError]:
@@ -288,9 +289,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             query: the question.
             k: overrides the field.
             beam_width: overrides the field.
-            filter: must hold beside the field.
+            filter: applies on top of the field.
             within: the value of `group`.
-            draft: a program that the question may have.
+            draft: a guess at the question's program.
             runner_ups: how many other candidates to show at each step.
             structures: maps a program to its local structures, to show which of them each pick adds:
                 `langchain_rcr.programs.ProgramSpec("sql").structures`, or your own function. None: not shown.
@@ -299,7 +300,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             The explanation: data (`steps`, `to_dict()`) and a table (`print` it).
 
         Raises:
-            InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number from 0 on.
+            InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number, 0 or more.
         """
         check_fields(runner_ups=runner_ups)
         options, where = self._options(True, k, beam_width, filter, within)
@@ -325,10 +326,11 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         self.log.record(question, drawn, outcome, run=run, policy=self.store.fingerprint, explore=self.explore)
 
     def relevance(self, query: str) -> float:
-        """How near a question is to the examples, from 0 to 1, by what the training questions are to each other.
+        """How near a question is to the examples, from 0 to 1, compared with how near training questions are.
 
-        The share of training questions which, held out together with those most like them, are less like the nearest
-        one that is left than this one is. Always 1 with families other than `structure`.
+        Each training question is held out together with those most like it. The result is the share of them that are
+        less similar to their nearest remaining question than this one is to its own. Always 1 with families other than
+        `structure`.
 
         Raises:
             InputError: the question is not a string, blank or not valid Unicode.
@@ -341,7 +343,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         params["ls_retriever_name"] = "sequential_compositional"
         params["ls_vector_store_provider"] = type(self.store.index).__name__
         params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family.name}"
-        params["ls_embedding_model"] = self.store.fingerprint  # by which `OutcomeRecorder` knows its own runs
+        params["ls_embedding_model"] = self.store.fingerprint  # how `OutcomeRecorder` recognises its own runs
         return params
 
     # ------------------------------------------------------------------ helpers
@@ -349,7 +351,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     def _question(
         self, query: str, /, draft: str | None = None, drafts: Mapping[str, str] | None = None, **overrides: Any
     ) -> tuple[list[str], Options, Filter | None, list[str | None]]:
-        """What the store is asked for one question."""
+        """The store's arguments for one question."""
         return [query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)]
 
     def _options(
@@ -364,14 +366,14 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         **strange: Any,
     ) -> tuple[Options, Filter | None]:
         for name in strange:
-            drafts = "drafts" if name == "draft" else "draft"  # a batch takes the one, a single question the other
+            drafts = "drafts" if name == "draft" else "draft"  # a batch takes drafts, a single question takes draft
             raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
         k = next(each for each in (k, self.k, self.store.encoder.config.k) if each is not None)
         beam_width = self.beam_width if beam_width is None else beam_width
         check_fields(k=k, beam_width=beam_width, explore=self.explore)
         where, group, home = joined(self.filter, filter), self.picks_within, ""
         prefer = self.store.encoder.prefer
-        # By name: where the group is configured, it may be another than that of the retriever that the chain knows.
+        # Looked up by name: a configured group may differ from that of the retriever that the chain knows.
         for value in (within, (of_variables or {}).get(group or prefer or "", _OPEN)):
             if value is _OPEN:
                 continue
@@ -421,7 +423,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return documents
 
     def _shown(self, pick: Pick) -> dict[str, Any]:
-        if not self.example_keys:  # as in LangChain's
+        if not self.example_keys:  # as in LangChain's selectors
             return pick.example
         lacking = next((key for key in self.example_keys if key not in pick.example), None)
         if lacking is not None:
@@ -431,7 +433,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
 
 def _value_of(group: str, value: Any) -> Any:
-    """The value of a group, plain; no condition, nor null, by which a lacking value would be one."""
+    """The value of a group. Refuses conditions, and null, which examples without the field would match."""
     if not isinstance(value, str | int | float):
         raise InputError(f"examples are picked within one {group!r}: text, number or bool, not {type(value).__name__}")
     return scalar(group, value)
