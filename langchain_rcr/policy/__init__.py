@@ -1,1 +1,1 @@
-"""The tri-encoder, the loop that selects, how picks are explained and shown, and what a checkpoint folder is."""
+"""The tri-encoder, the selection loop, how picks are explained and shown, and the checkpoint folder."""

@@ -1,4 +1,4 @@
-"""A policy as a checkpoint folder: how it is written, and read back once it is certain that it is what was written."""
+"""A policy as a checkpoint folder: how it is written, and how it is read after its integrity has been checked."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from langchain_rcr.policy.triencoder import TriEncoder
 
 Runtime: TypeAlias = Literal["torch", "onnx", "onnx-int8"]
-"""What computes: torch, which can train, too; or ONNX Runtime and NumPy, the text encoder perhaps in int8."""
+"""What computes: torch, which can also train; or ONNX Runtime and NumPy, optionally with the text encoder in int8."""
 FORMAT_VERSION = 12
-"""Raise it whenever what is saved would mean something else, be it a weight or a constant used in fitting."""
+"""Increase it whenever the meaning of what is saved changes, be it a weight or a constant used in fitting."""
 _TOP_LEVEL = ("lam", "tau", "state")
-"""Settings that stand beside the others in tri_encoder.json."""
+"""Settings at the top level of tri_encoder.json, beside the others."""
 _FIELDS = ("group", "prefer")
 ModelT = TypeVar("ModelT", bound="TriEncoder")
 
@@ -119,7 +119,7 @@ def _check_runtime(runtime: str | None) -> None:
 
 
 def _read_meta(path: Path) -> dict[str, Any]:
-    """tri_encoder.json, after checking that this version reads it and that all files are as they were saved."""
+    """tri_encoder.json, once it is clear that this version reads it and that all files are as saved."""
     if not path.is_dir():
         raise CheckpointError(
             f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"

@@ -23,7 +23,7 @@ class DifferentPrograms:
 
 
 class TokenBudget:
-    """The picks' texts, each with a line break, fit whole into `max_tokens`. What doesn't fit is passed over."""
+    """The picks' texts, each with a line break, fit whole into `max_tokens`. What doesn't fit is skipped."""
 
     soft = False
 
@@ -59,7 +59,7 @@ def token_counter(tokenizer: Any) -> Callable[[str], int]:
     def count(text: str) -> int:
         tokens = function(text)
         dimensions = getattr(tokens, "ndim", None)
-        # Entries of a mapping, as transformers' tokenizers return it where they are called, are no tokens.
+        # A mapping, which transformers' tokenizers return when called, has entries that aren't tokens.
         if isinstance(tokens, Sized) and dimensions in (None, 1) and not isinstance(tokens, str | bytes | Mapping):
             return len(tokens)
         try:

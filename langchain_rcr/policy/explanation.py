@@ -29,7 +29,7 @@ class Scored:
         source: its question.
         target: its program.
         logit: relevance + context.
-        relevance: the logit that it has for the question alone, before anything is picked.
+        relevance: its logit for the question alone, before anything is picked.
         context: what the picks before this step added to its logit (negative: subtracted from it).
         probability: π among the candidates left at this step.
     """
@@ -50,7 +50,7 @@ class Step:
     Args:
         pick: the candidate picked.
         runner_ups: the best of the others at this step, best first. One may have a larger logit than the pick: beams
-            and constraints (same program, token budget) pass candidates over.
+            and constraints (same program, token budget) skip candidates.
         covered: local structures of the pick's program that no earlier pick has, sorted; empty if it doesn't parse.
     """
 

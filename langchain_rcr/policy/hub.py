@@ -1,7 +1,7 @@
 """A checkpoint on the Hugging Face hub: its model card, and how it is fetched.
 
-Only `hub:ORG/NAME` is looked for on the network; a folder that is missing isn't. Only the files of a checkpoint are
-fetched, none of which holds code.
+Only `hub:ORG/NAME` is looked for on the network; a missing folder isn't. Only the files of a checkpoint are fetched,
+and none of them holds code.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def fetched(where: str | os.PathLike[str]) -> Path:
     if not isinstance(where, str) or not where.startswith(PREFIX):
         try:
             Path(where).exists()
-        except OSError as error:  # It is too long, or in a folder that can't be read.
+        except OSError as error:  # too long, or in a folder that can't be read
             raise CheckpointError(f"{str(where)[:200]} can't be opened: {error.strerror}") from None
         return Path(where)
     from huggingface_hub import snapshot_download
@@ -75,7 +75,7 @@ def fetched(where: str | os.PathLike[str]) -> Path:
 
 
 def requirement(base: str | None, spec: ProgramSpec) -> str:
-    """What pip has to install where a checkpoint is served."""
+    """What pip must install to serve a checkpoint."""
     extras = ",".join(filter(None, ("offline" if base == DEFAULT_BASE else "", about(spec.language).extra)))
     return f"langchain-rcr[{extras}]" if extras else "langchain-rcr"
 
@@ -92,18 +92,18 @@ def model_card(
 ) -> str:
     """The README.md of a checkpoint: metadata for the hub, what it is, how to load it, how well it does.
 
-    `metrics` are in % and for k picks, the policy's own number if none is given; `measured_on` says in words what they
-    were measured on.
+    `metrics` are in % and for k picks (default: the policy's own k); `measured_on` says in words what they were
+    measured on.
     """
     base, k = config.pretrained, k or config.k
     about: dict[str, Any] = {"library_name": "langchain-rcr", "tags": list(_TAGS), "model_name": name or "rcr"}
     about |= {"family": config.family, "program_language": spec.language}
     about |= {"datasets": list(datasets)} if datasets else {}
     about |= {"base_model": base} if base is not None and _is_hub_name(base) else {}
-    # It is named in the checkpoint, not contained.
+    # The checkpoint names the model but doesn't contain it.
     trust = ", trust=True" if "base_model" in about and get_family(config.family).frozen else ""
     card = _CARD.format(
-        metadata="\n".join(f"{key}: {json.dumps(value)}" for key, value in about.items()),  # which is YAML, too
+        metadata="\n".join(f"{key}: {json.dumps(value)}" for key, value in about.items()),  # JSON is valid YAML
         title=name or "A step-by-step retriever of few-shot examples",
         config=config,
         spec=spec,
@@ -121,7 +121,7 @@ def model_card(
 
 
 def _is_hub_name(base: str) -> bool:
-    """Whether a base is a model of the hub, and no folder, whose path says nothing to others."""
+    """Whether a base is a model on the hub, not a folder, whose path means nothing to others."""
     return re.fullmatch(r"\w[\w.\-]*(/[\w.\-]+)?", base) is not None and not Path(base).exists()
 
 

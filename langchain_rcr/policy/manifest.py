@@ -1,8 +1,8 @@
 """The manifest of a checkpoint folder, of a run's data or of a training state: each file's size and SHA-256.
 
-It is written last, so that half-written files and flipped bits are noticed before they are used. It is no signature:
-whoever changes a file can change the manifest, too. That is why nothing that a checkpoint names is imported, fetched or
-opened outside its folder (SECURITY.md), whatever the digests say.
+It is written last, so half-written files and flipped bits are noticed before they are used. It is not a signature:
+whoever changes a file can change the manifest too. So whatever the digests say, nothing that a checkpoint names is
+imported, fetched or opened outside its folder (SECURITY.md).
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def seal(folder: Path) -> None:
 
 
 def stranger(folder: Path) -> str | None:
-    """A file in a checkpoint's folder that was not saved with it; hidden ones don't count, nor does a model card."""
+    """A file in a checkpoint's folder that was not saved with it; hidden files and the model card don't count."""
     known = {*_listed(folder), MANIFEST, CARD} if (folder / MANIFEST).is_file() else set[str]()
     files = (path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("."))
     return next((name for path in files if (name := path.relative_to(folder).as_posix()) not in known), None)
 
 
 def verify(folder: Path, *, pool: bool = False) -> None:
-    """Raise a `CheckpointError` unless files are those that were saved: with `pool` the pool's, else all others."""
+    """Raise a `CheckpointError` unless files are as saved: the pool's with `pool`, else all others."""
     listed = _listed(folder)
     for name in sorted(_present(folder) - listed.keys()):
         if fnmatch(name, _POOL) == pool and ("/" in name or _is_ours(name)):
@@ -68,9 +68,9 @@ def verify(folder: Path, *, pool: bool = False) -> None:
 
 
 def inside(folder: Path, name: str) -> Path:
-    """The path of a checkpoint's file; a `CheckpointError` if it is outside the folder, or of no kind that we write."""
+    """The path of a checkpoint's file; a `CheckpointError` if it is outside the folder or of a kind we don't write."""
     path, real = folder / name, folder.resolve()
-    # In the hub's cache a file is a link to one of the repository's blobs.
+    # In the hub's cache, a file is a link to one of the repository's blobs.
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
     sound = name.isprintable() and len(name.encode()) <= _LONGEST_NAME and _is_ours(path.name)
     if not sound or not any(map(path.resolve().is_relative_to, roots)):

@@ -1,4 +1,4 @@
-"""How a language model is asked: one object that serving, training and evaluation share."""
+"""How a language model is prompted: one object shared by serving, training and evaluation."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ PROMPTS: Mapping[str, Mapping[str, Any]] = {
 }
 """Name → the fields of `Prompt` that it sets; the first is the default.
 
-Examples of the question's own database follow its schema; those of others precede it, each with the tables that it
-reads, else small models take the examples' tables for the database's (docs/results.md)."""
+Examples of the question's own database follow its schema. Those of other databases precede it, each with the tables
+that it reads; otherwise small models take the examples' tables for the database's own (docs/results.md)."""
 _BY_NAME: Any = None
 """Default of a field that the named prompt sets."""
 _ABOUT = {
@@ -60,7 +60,7 @@ _ABOUT = {
 
 
 def _names(template: str) -> Iterator[str]:
-    """The names in a template. They must be plain: an attribute or a format could do more than show a text."""
+    """The names in a template, which must be plain: attributes or formats could do more than insert text."""
     for _, name, spec, conversion in string.Formatter().parse(template):
         if name is not None:
             if not name.isidentifier() or spec or conversion:
@@ -76,7 +76,7 @@ def _around(template: str) -> tuple[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What a chat model is asked: a system message (empty: none), then a human one, an AI one, …, a human one."""
+    """A chat model's messages: a system message (empty: none), then alternately human and AI, a human one last."""
 
     system: str
     turns: tuple[str, ...]
@@ -87,7 +87,7 @@ class Conversation:
 
 
 Request: TypeAlias = str | Conversation
-"""A prompt for one question. Whether an instruction precedes a text depends on the kind of model."""
+"""A prompt for one question. Whether an instruction precedes the text depends on the kind of model."""
 
 
 class Shown(Protocol):
@@ -103,14 +103,14 @@ class Shown(Protocol):
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """What else is known of it, by name."""
+        """Its other fields, by name."""
 
 
 class Prompt(Section):
     """How a prompt is written: one text, or the messages of a chat.
 
-    `system`, `prefix` and `suffix` are templates: `{schema}`, `{db_id}` and so on stand for the question's further
-    fields, or, in a chain, for variables of these names. Literal braces are doubled. The text of an example is never a
+    `system`, `prefix` and `suffix` are templates: `{schema}`, `{db_id}` and so on stand for the question's other fields
+    or, in a chain, for variables of these names. Literal braces are doubled. An example's text is never read as a
     template.
 
     Raises:
@@ -151,7 +151,7 @@ class Prompt(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, values: Any) -> Any:
-        """Fill in what is left out or null from the named prompt."""
+        """Fill in fields that are missing or null from the named prompt."""
         if not isinstance(values, Mapping):
             return values
         none: dict[str, Any] = {**dict.fromkeys(("prefix", "suffix", "db_schema"), ""), "others": {}}
@@ -190,7 +190,7 @@ class Prompt(Section):
 
     @property
     def elsewhere(self) -> Prompt:
-        """The prompt where the examples are of other databases."""
+        """The prompt to use when the examples come from other databases."""
         own = {str(field): template for field, template in self.others.items() if field != "example"}
         return self.model_copy(update=own | {"others": {}}) if self.others else self
 
@@ -200,7 +200,7 @@ class Prompt(Section):
 
     @property
     def variables(self) -> list[str]:
-        """The further fields of a question that it shows, sorted."""
+        """The other fields of a question that it shows, sorted."""
         others = self.elsewhere
         templates = (each or "" for own in (self, others) for each in (own.system, own.prefix, own.suffix))
         names = {name for template in templates for name in _names(template)}
@@ -213,16 +213,16 @@ class Prompt(Section):
 
     @property
     def stop(self) -> tuple[str, ...]:
-        """Where a completion model's answer ends: it would go on with questions that it invents.
+        """Where a completion model's answer ends; it would otherwise go on with invented questions.
 
-        A line break alone would cut a model's thoughts, or a program of several lines.
+        Stopping at a line break would cut off a model's reasoning or a program of several lines.
         """
         labels = (self.labels[0], self._before_others.partition("{schema}")[0].strip())
         return tuple(f"\n{label}" for label in labels if label)
 
     @property
     def instruction(self) -> str:
-        """What a chat model is told before one text, which it wouldn't just continue."""
+        """What a chat model is told before a single text, which it wouldn't simply continue."""
         asked, answered = (repr(label) if label else "on a line of its own" for label in self.labels)
         return (
             f"The text shows questions, each after {asked}, and their programs, each after {answered}. "
@@ -234,15 +234,15 @@ class Prompt(Section):
         return f"{self.question.format(source=item.source)}\n{self.answer.format(target=item.target)}"
 
     def tables(self, program: str, schema: str, shown: int = 1) -> str:
-        """What precedes an example of another database; empty if no table of its own schema is known that it reads.
+        """What precedes an example of another database: the tables that it reads; empty if its schema shows none.
 
-        Of the characters of `schema_budget` each of so many examples has its share.
+        Each of the `shown` examples gets an equal share of the characters in `schema_budget`.
         """
         read = tables_read(schema, program, self.schema_budget // shown) if self._before_others else ""
         return f"{self._before_others.format(schema=read)}\n" if read else ""
 
     def text(self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None = None) -> str:
-        """The whole as one text, without `system`; an `InputError` if the question's further `fields` lack one."""
+        """The whole as one text, without `system`; an `InputError` if the question's `fields` lack one."""
         prompt, given, tables = self._placed(picks, question, fields)
         return prompt._text(picks, tables, question, given)
 
@@ -252,7 +252,7 @@ class Prompt(Section):
         return "\n".join([*before, *shown, self._asked(question, given), self.cue])
 
     def request(self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None = None) -> Request:
-        """What a language model is asked; arguments, errors: see `text`."""
+        """The prompt for a language model; arguments and errors as for `text`."""
         prompt, given, tables = self._placed(picks, question, fields)
         system = None if prompt.system is None else prompt._filled("system", given)
         if self.form == "text":
@@ -264,19 +264,19 @@ class Prompt(Section):
         return Conversation(system or "", (*turns, prompt._asked(question, given)))
 
     def continuation(self, program: str) -> str:
-        """What completes a text: the rest of the program's lines, and the line break that ends it.
+        """What completes a text: the program after the cue, and the line break that ends it.
 
-        No more of a stop sequence: some models end where others go on with a further question.
+        It includes no more of a stop sequence, as some models end where others go on with another question.
         """
         return self.answer.format(target=program)[len(self.cue) :] + "\n"
 
     @property
     def cue(self) -> str:
-        """How the last line of a text begins the answer."""
+        """The start of the answer, on the last line of a text."""
         return _around(self.answer)[0].rstrip()
 
     def schema_for(self, schema: str, question: str, programs: Sequence[str]) -> tuple[str, bool]:
-        """What is shown of a schema, given the question and the picks' programs; whether `elsewhere` shows it."""
+        """The part of a schema to show for the question and the picks' programs; and whether to use `elsewhere`."""
         return fitted(schema, self.schema_budget, question, programs), bool(self.others) and of_others(schema, programs)
 
     def _placed(
@@ -316,11 +316,11 @@ def arranged(picks: Sequence[T], order: str) -> list[T]:
 
 
 APPENDIX_D = Prompt()
-"""The prompt of the paper: `Source: …` and `Target: …` for each example, then the question."""
+"""The paper's prompt: `Source: …` and `Target: …` for each example, then the question."""
 
 
 def escaped(text: str) -> str:
-    """A template of this text."""
+    """A template that renders as this text."""
     return text.replace("{", "{{").replace("}", "}}")
 
 

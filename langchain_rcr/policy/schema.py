@@ -1,4 +1,4 @@
-"""The part of a database's schema that fits into a prompt: the tables that question and examples speak of."""
+"""The part of a database's schema that fits into a prompt: the tables that question and examples mention."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IG
 _NO_TABLES = re.compile(
     r"'(?:[^']|'')*'|\b(?:EXTRACT|SUBSTRING|TRIM|OVERLAY)\s*\([^()]*?\bFROM\b|\bDISTINCT\s+FROM\b", re.IGNORECASE
 )
-"""What looks as if a table followed: texts, FROM in a function, a comparison."""
+"""What looks as if a table followed, but isn't: string literals, FROM inside a function, a comparison."""
 _DEFINED = re.compile(rf"({_IDENTIFIER})\s+AS\s*\(", re.IGNORECASE)
 _REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
 _HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _IN_PROGRAM, _IN_NAME, _NEXT_TO = 3.0, 2.0, 0.5
-"""What a table weighs that an example's program names, a word of its name, the score of a table that it refers to; a
-word of a column weighs 1."""
+"""Weights of being named in an example's program, of a question word in the table's name, and of the score of a table
+that it refers to; a question word in a column's name weighs 1."""
 _OTHERS = "-- {count} more tables: {names}"
 
 
@@ -39,15 +39,15 @@ class _Table:
 def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str] = ()) -> str:
     """A schema within a number of characters.
 
-    Tables are kept that the examples' programs name, whose names or columns the question names, and next to these
-    those that foreign keys lead to or from (if there are none, the first); of all others there are the names, as far as
-    they fit. The order stays.
+    It keeps the tables that the examples' programs name, those whose name or columns the question mentions, and then
+    those that foreign keys link to these (the first tables if there are none). Of all other tables it lists the names,
+    as far as they fit. The order is kept.
 
     Args:
         schema: CREATE TABLE and CREATE VIEW statements, each beginning on a line of its own, with what comes before it.
         budget: characters. The first table is kept however long it is.
         question: in words.
-        programs: of the examples in the prompt.
+        programs: those of the examples in the prompt.
 
     Returns:
         The schema itself if it fits, or has no such statements.
@@ -77,7 +77,7 @@ def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str]
 
 
 def of_others(schema: str, programs: Sequence[str]) -> bool:
-    """Whether most of these programs are queries on tables that a schema lacks, as those of other databases are.
+    """Whether most of these programs query tables that a schema lacks, as programs of other databases do.
 
     False if no program reads a table, or the schema has no statements (`fitted`).
     """
@@ -87,13 +87,13 @@ def of_others(schema: str, programs: Sequence[str]) -> bool:
 
 
 def tables_read(schema: str, program: str, budget: int) -> str:
-    """The tables of a schema that a query reads, within a number of characters (`fitted`); empty if it has none."""
+    """The tables of a schema that a query reads, within a number of characters (`fitted`); empty if none."""
     read = _read(program)
     return fitted("\n".join(table.text for table in _tables(schema)[1] if table.name.lower() in read), budget)
 
 
 def _read(program: str) -> set[str]:
-    """The tables after FROM and JOIN, in lower case, but for functions and those that the program defines (WITH)."""
+    """The tables after FROM and JOIN, in lower case, except functions and those that the program defines (WITH)."""
     program = _NO_TABLES.sub(" ", program)
     defined = {match[1].strip('"`[]').lower() for match in _DEFINED.finditer(program)}
     named = (_NAME.match(program, match.end()) for match in _READ.finditer(program))
@@ -102,7 +102,7 @@ def _read(program: str) -> set[str]:
 
 
 def words(text: str) -> list[str]:
-    """The words of a text or name, "orderItems" or "order_items", in lower case and the singular."""
+    """The words of a text or of a name like "orderItems" or "order_items", in lower case and the singular."""
     found = [word.lower() for word in _WORD.findall(_HUMP.sub(" ", text))]
     return [f"{word[:-3]}y" if word.endswith("ies") and len(word) > 4 else _singular(word) for word in found]
 
@@ -113,7 +113,7 @@ def _singular(word: str) -> str:
 
 @lru_cache(maxsize=256)
 def _tables(schema: str) -> tuple[str, list[_Table]]:
-    """What is in front of the first statement, and the tables."""
+    """What precedes the first statement, and the tables."""
     begins = [*_CREATE.finditer(schema)]
     ends = [*(match.start() for match in begins), len(schema)][1:]
     tables = []
@@ -131,7 +131,7 @@ def _name(text: str, at: int) -> str:
 
 
 def _scores(tables: Sequence[_Table], question: str, programs: Iterable[str]) -> list[float]:
-    """How much each table is spoken of."""
+    """How strongly question and programs point to each table."""
     asked = set(words(question))
     named = {word.lower() for program in programs for word in re.findall(r"\w+", program)}
     names = [set(words(table.name)) for table in tables]

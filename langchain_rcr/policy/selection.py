@@ -19,17 +19,18 @@ from langchain_rcr.index.ranking import checked_exclude, nothing
 _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
 EXPLORED = 128
-"""The best candidates, among which a pick is drawn. With 32, one in eight questions had a pick that small changes of
-the policy make and that couldn't be drawn; with 128, one in twenty (a trial on COVR's split 110, at `explore` 10)."""
+"""How many of the best candidates a pick is drawn from. With 32, one question in eight had a pick that a slightly
+changed policy makes but that couldn't be drawn; with 128, one in twenty (a trial on COVR's split 110, at `explore`
+10)."""
 _LEAST = np.finfo(np.float64).min
-"""In the place of −∞, which can't be subtracted from itself."""
+"""Replaces −∞, which can't be subtracted from itself."""
 
 
 class Constraint(Protocol):
-    """What a set of picks must keep to, beside its logits."""
+    """A rule that a set of picks must obey, whatever its logits."""
 
     soft: bool
-    """Whether it gives way where nothing else is left."""
+    """Whether it gives way when nothing else is left."""
 
     def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
         """Whether the candidate may follow the picks."""
@@ -41,18 +42,18 @@ class Options:
     """How a selection goes.
 
     Args:
-        k: picks a query.
+        k: picks per query.
         k_min: fewer picks than this are an error (`Served` says so).
-        beam_width: sequences kept for each query; 1: greedy decoding (section 3.2).
+        beam_width: sequences kept per query; 1: greedy decoding (section 3.2).
         tau: τ of π = softmax(logits / τ).
-        probabilities: find out π of every pick, over what is left at its step; beams do anyway.
-        stop_early: end a sequence where the next pick's logit is not above 0: nothing is gained any more.
+        probabilities: compute π of every pick, over the candidates left at its step; beams always do.
+        stop_early: end a sequence when the next pick's logit is not above 0, as it gains nothing.
         constraints: see `Constraint`.
         explore: draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its
-            probability there; 0: the best one is picked. Not with beams.
-        random: what draws.
-        min_relevance: nothing is picked for questions of less (`ExampleStore` sees to it); see `Encoder.relevance`.
-        home: what the questions are of (`Item.home`), for `ExampleStore`.
+            probability there; 0: always pick the best. Not with beams.
+        random: the generator that draws.
+        min_relevance: nothing is picked for questions below it (enforced by `ExampleStore`); see `Encoder.relevance`.
+        home: the questions' `Item.home`, for `ExampleStore`.
     """
 
     k: int
@@ -69,7 +70,7 @@ class Options:
 
     @property
     def scored(self) -> bool:
-        """Whether probabilities over all that is left are needed."""
+        """Whether probabilities over all remaining candidates are needed."""
         return (self.probabilities and not self.explore) or self.beam_width > 1
 
     @property
@@ -84,10 +85,10 @@ class Picks:
 
     Args:
         positions: (B, k) int64; positions[b, t] is the key of query b's pick at step t (the pool position, for a
-            matrix); −1 where its sequence ended before.
+            matrix); −1 where its sequence had already ended.
         logits: (B, k) float32; the pick's logit (Eq. 4) in the state it was picked in; −inf where there is none.
-        probabilities: (B, k) float64; π of the pick among the candidates left, or the probability by which it was
-            drawn; NaN where it wasn't asked for.
+        probabilities: (B, k) float64; π of the pick among the candidates left, or the probability with which it was
+            drawn; NaN if not requested.
         rows: the examples picked, by key; `greedy` has none.
     """
 
@@ -103,17 +104,17 @@ class Picks:
 
     @property
     def examples(self) -> list[list[Row]]:
-        """Those picked for each query."""
+        """The examples picked for each query."""
         return [[self.rows[key] for key in keys if key >= 0] for keys in self.positions.tolist()]
 
 
 class _Beams:
-    """The sequences that still grow: R of equal length, those of a query one after the other, the best first."""
+    """The sequences still growing: R of equal length, grouped by query, best first."""
 
     def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
         count, self._first = exclude.shape
         self.query = np.arange(count)
-        """(R,) whose they are."""
+        """(R,) the query of each."""
         self.state, self.length = state, 0
         self._keys = np.concatenate((exclude, np.full((count, k), -1, dtype=np.int64)), axis=1)
         self._logits = np.full((count, k), -np.inf, dtype=np.float32)
@@ -121,7 +122,7 @@ class _Beams:
 
     @property
     def exclude(self) -> IntArray:
-        """(R, E + length) what may not be picked next: what was given, then the picks."""
+        """(R, E + length) what may not be picked next: what was excluded from the start, then the picks."""
         return self._keys[:, : self._first + self.length]
 
     @property
@@ -131,7 +132,7 @@ class _Beams:
 
     @property
     def log_probs(self) -> NDArray[np.float64]:
-        """(R, length) log π of the picks, where it is needed."""
+        """(R, length) log π of the picks, if needed."""
         return self._log_probs[:, : self.length]
 
     def keep(self, at: IntArray) -> None:
@@ -140,14 +141,14 @@ class _Beams:
         self._keys, self._logits, self._log_probs = self._keys[at], self._logits[at], self._log_probs[at]
 
     def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64] | None) -> None:
-        """A pick more for each (R,)."""
+        """Add a pick to each (R,)."""
         self._keys[:, self._first + self.length], self._logits[:, self.length] = keys, logits
         if log_probs is not None:
             self._log_probs[:, self.length] = log_probs
         self.length += 1
 
     def end(self, queries: IntArray, picks: Picks) -> None:
-        """Write down the best sequence of each of these queries."""
+        """Record the best sequence of each of these queries."""
         at = np.searchsorted(self.query, queries)
         picks.positions[queries], picks.logits[queries] = self._keys[at, self._first :], self._logits[at]
         picks.probabilities[queries] = np.exp(self._log_probs[at])
@@ -161,17 +162,17 @@ def greedy(
     *,
     exclude: Sequence[Collection[int]] | None = None,
 ) -> Picks:
-    """Greedy decoding of the policy (section 3.2): at every step the candidate with the largest logit.
+    """Greedy decoding of the policy (section 3.2): every step takes the candidate with the largest logit.
 
     Args:
         queries: E_x of the queries, (B, D) float32.
         pool: the pool's vectors, or a table of them.
         state: how picks compose (its `start` is called here).
-        k: how many examples to pick for each query.
+        k: how many examples to pick per query.
         exclude: for each query the pool positions it must not get (itself, for a training query).
 
     Returns:
-        Picks of k distinct positions a query. Equal logits are decided by the lowest position.
+        Picks of k distinct positions per query. Ties go to the lowest position.
 
     Raises:
         InputError: k is not positive, a query has fewer than k candidates left, or a position is outside the pool.
@@ -196,13 +197,13 @@ async def select(
     Args:
         queries: E_x of the queries, (B, D) float32.
         state: how picks compose (its `start` is called here).
-        options: k, beams, when to stop, what to keep to.
+        options: k, beams, stopping, constraints.
         reader: the pool; see `CandidateIndex.run` for where to await this.
-        exclude: (B, E) for each query keys that it must not get.
+        exclude: (B, E) keys that each query must not get.
 
     Returns:
-        Picks of up to k distinct candidates a query. With beams: the sequence of the most picks, among them that with
-        the largest Π π. Of two that hold the same picks in another order the more probable one is kept.
+        Picks of up to k distinct candidates per query. Beams return the longest sequence, and of several the one with
+        the largest Π π. Of sequences with the same picks in different orders, only the most probable is kept.
     """
     count = len(queries)
     picks = Picks.none(count, options.k)
@@ -239,7 +240,7 @@ async def select(
 async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: float | None) -> Hits:
     """For each sequence the best candidates that the constraints allow, as many as a step looks at.
 
-    Where none is left that all allow, the soft ones give way.
+    If all the constraints together leave none, the soft ones give way.
     """
     states, width = beams.state.vector(), options.width
     soft = [constraint for constraint in options.constraints if constraint.soft]
@@ -251,7 +252,7 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
     while True:
         for at, keys, logits in zip(left.tolist(), hits.keys.tolist(), hits.logits.tolist(), strict=True):
             picked = [hits.rows[key] for key in beams.keys[at].tolist()]
-            # One by one: constraints ask a tokenizer, which need not see more than it must.
+            # One by one: constraints call a tokenizer, which should see no more than it must.
             for key, logit in zip(keys, logits, strict=True):
                 if key < 0 or len(found[at]) == width:
                     break
@@ -272,11 +273,11 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
 
 
 def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, BoolArray]:
-    """Log π of each hit (R, t), where it is needed, and whether a sequence may go on with it (R, t)."""
+    """Log π of each hit (R, t), if needed, and whether a sequence may continue with it (R, t)."""
     log_probs, grows = None, hits.keys >= 0
     if hits.log_partition is not None:
         total = np.maximum(hits.log_partition, _LEAST)[:, None]
-        # Above 0 where the total is over the best candidates alone, or by rounding.
+        # Could exceed 0 by rounding, or if the total covers only the best candidates.
         log_probs = np.minimum(0.0, hits.logits / np.float64(options.tau) - total)
     if options.stop_early:
         grows &= hits.logits > 0
@@ -295,9 +296,9 @@ def drawn_from(logits: NDArray[Any], tau: float | NDArray[np.float64]) -> NDArra
 def _drawn(
     hits: Hits, grows: BoolArray, tau: float, random: np.random.Generator
 ) -> tuple[Hits, NDArray[np.float64], BoolArray]:
-    """One hit of each sequence (R, 1), drawn from those that it may go on with; log of its probability; whether any."""
+    """Draw a hit per sequence (R, 1) from those it may continue with; its log-probability; whether there was one."""
     log_probs = drawn_from(np.where(grows, hits.logits, -np.inf), tau)
-    # The largest of log-probabilities with Gumbel noise is a draw (Gumbel, 1954).
+    # The argmax of log-probabilities plus Gumbel noise is a draw (Gumbel, 1954).
     at = (np.where(grows, log_probs, -np.inf) + random.gumbel(size=grows.shape)).argmax(axis=1)[:, None]
     keys, logits = np.take_along_axis(hits.keys, at, axis=1), np.take_along_axis(hits.logits, at, axis=1)
     drawn = hits._replace(keys=keys, logits=logits)
@@ -307,7 +308,7 @@ def _drawn(
 def _best(
     beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
-    """For each query the most probable of its sequences with one hit more; one for each set of picks.
+    """The most probable sequences of each query after one more hit; one for each set of picks.
 
     Returns:
         Sequences (M,), and the hit of each (M,).

@@ -10,7 +10,7 @@ from langchain_rcr.policy.triencoder import TriEncoder
 
 
 class TrainableTriEncoder(TriEncoder, nn.Module):
-    """A `TriEncoder` over encoders that are torch modules, whose parameters are its own."""
+    """A `TriEncoder` whose encoders are torch modules; their parameters are its own."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         nn.Module.__init__(self)

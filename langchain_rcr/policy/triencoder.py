@@ -41,14 +41,14 @@ else:
 logger = logging.getLogger(__name__)
 
 FEWEST = 20
-"""The fewest programs from which `TriEncoder.fitted` learns structures."""
+"""`TriEncoder.fitted` learns structures from no fewer programs than this."""
 
 
 class TriEncoder(Module):
     """E_x, E_z and E_c with the state that composes them.
 
-    Over torch's encoders it is a torch module, too, which can be trained (`TrainableTriEncoder`); over NumPy's it
-    serves, without torch.
+    With torch encoders it is also a torch module and can be trained (`TrainableTriEncoder`); with NumPy encoders it
+    serves without torch.
 
     Args:
         query: E_x, of the question.
@@ -59,14 +59,14 @@ class TriEncoder(Module):
 
     Attributes:
         card: the text of the checkpoint's README.md; empty: `save_pretrained` generates one.
-        prompt: the prompt of the language model that taught or judged it; None: there was none.
+        prompt: the prompt of the language model that taught or judged it, if any.
         runtime: what it was saved for; None: nothing in particular.
-        group: the field, such as `db_id`, in which examples had to match their question; None: there was none.
-        prefer: the field that `Item.home` is read from; None: there is none.
+        group: the field, such as `db_id`, in which examples had to match their question, if any.
+        prefer: the field that `Item.home` is read from, if any.
     """
 
     def __new__(cls, query: Encoder | None = None, *_: Any, **__: Any) -> Self:
-        """Of encoders that are torch modules a torch module."""
+        """A torch module if the encoders are torch modules."""
         if cls is not TriEncoder or query is None or not query.trainable:
             return super().__new__(cls)
         from langchain_rcr.policy.trainable import TrainableTriEncoder
@@ -127,7 +127,7 @@ class TriEncoder(Module):
         return make_state(self.config.state, self.config.lam, cast("float | None", self.config.fade))  # settled
 
     def vary(self, changes: Mapping[str, Any]) -> None:
-        """Change settings that need no new fit, such as λ; vectors made before may no longer fit."""
+        """Change settings that need no new fit, such as λ; existing vectors may become invalid."""
         self.config = self.family.settled(self.encoders, self.family.vary(self.encoders, self.config, changes))
 
     @contextmanager
@@ -143,7 +143,7 @@ class TriEncoder(Module):
                 now = encoder.tensors()
                 encoder.put({name: array for name, array in arrays.items() if not np.array_equal(now[name], array)})
             self.config = config
-            self.vary({})  # what encoders keep of the settings beside their arrays
+            self.vary({})  # resets what encoders derive from the settings
 
     def encode_queries(
         self,
@@ -151,7 +151,7 @@ class TriEncoder(Module):
         drafts: Sequence[str | None] | None = None,
         homes: Sequence[str] | None = None,
     ) -> NDArray[np.float32]:
-        """E_x of questions, (B, D); `drafts` has a guess at the program of each, or None, `homes` its `Item.home`."""
+        """E_x of questions, (B, D); for each, `drafts` has a guess at its program or None, `homes` its `Item.home`."""
         return self.judge_queries(queries, drafts, homes)[0]
 
     def judge_queries(
@@ -187,7 +187,7 @@ class TriEncoder(Module):
         return PoolVectors(self.candidate.rows(candidate), self.context.rows(context))
 
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
-        """Tell E_x about examples that were added to a pool (`Encoder.grow`); vectors made before stay valid."""
+        """Tell E_x about examples that were added to a pool (`Encoder.grow`); existing vectors stay valid."""
         self.query.grow(readable(items), labels_only=labels_only)
 
     def featurize_pool(self, items: Sequence[Item]) -> tuple[Features, Features]:
@@ -200,8 +200,8 @@ class TriEncoder(Module):
     def fingerprint(self) -> str:
         """SHA-256 of λ, p, state, spec, settings and weights: a policy can use vectors made under the same one.
 
-        Added examples don't count, as vectors stay valid. Nor does a frozen backbone, which a checkpoint recognises by
-        its vectors of a probe text.
+        Added examples don't count, as they leave vectors valid. Nor does a frozen backbone: a checkpoint recognises it
+        by its vectors of a probe text.
         """
         settings = [
             {name: value for name, value in encoder.settings().items() if name not in encoder.grown}
@@ -238,17 +238,18 @@ class TriEncoder(Module):
 
         Args:
             family: the name of an installed family.
-            items: the training pool, from which vocabularies and structures are read.
+            items: the training pool; vocabularies and structures are read from it.
             backbone: a frozen encoder to use in place of `base`.
             spec: how programs are read; None: the default.
             seed: of the random parts.
-            base: the pretrained model; None: none, whatever the family's default for `rcr-train` is.
-            numpy: whether to serve alone, without torch, where the family can; None: where torch is not installed.
+            base: the pretrained model; None: none, whatever the family's default in `rcr-train`.
+            numpy: whether to use NumPy encoders, which only serve, where the family has them; None: if torch is not
+                installed.
             **settings: the family's other settings, described in `get_family(name).Settings`.
 
         Raises:
-            InputError: unknown or contradictory settings, a model that is missing or can't be loaded, or items without
-                what the family reads.
+            InputError: unknown or contradictory settings, a model that is missing or can't be loaded, or items that
+                lack what the family reads.
         """
         items, kind = readable(items), get_family(family)
         config = kind.settings(base=base, **settings)
@@ -339,11 +340,11 @@ class TriEncoder(Module):
 
     @property
     def is_fallback(self) -> bool:
-        """Whether there were too few examples to be fitted to."""
+        """Whether there were too few examples to fit to."""
         return self.config == get_family(FALLBACK_FAMILY).settings(base=None, **FALLBACK_SETTINGS)
 
     def save_pretrained(self, folder: str | os.PathLike[str], *, runtime: Runtime | None = None) -> None:
-        """Write the checkpoint folder, whole or not at all; an earlier checkpoint there is replaced.
+        """Write the checkpoint folder atomically, replacing an earlier checkpoint there.
 
         It holds tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card),
         manifest.json (sizes and digests) and, if there is a frozen encoder, backbone.json. Tensors are safetensors;
@@ -352,11 +353,12 @@ class TriEncoder(Module):
         Args:
             folder: where.
             runtime: what will serve it. "onnx": ONNX Runtime and NumPy, whether or not torch is installed there; the
-                text encoder, which must have BERT's architecture, is stored, too. "onnx-int8": it is a quarter as
-                large and twice as fast, and its vectors differ by more than rounding. None: as it was loaded.
+                text encoder, which must have BERT's architecture, is stored too. "onnx-int8": the same with a text
+                encoder that is a quarter as large and twice as fast, whose vectors differ by more than rounding. None:
+                as it was loaded.
 
         Raises:
-            InputError: the folder can't be written, or holds other files than a checkpoint's.
+            InputError: the folder can't be written, or holds files that aren't a checkpoint's.
         """
         save(self, Path(folder), runtime)
 
@@ -376,9 +378,8 @@ class TriEncoder(Module):
             embeddings: the LangChain object, if the checkpoint was trained over one.
             trust: whether a model that the checkpoint names but doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder; or the names of those that may.
-            runtime: what computes: torch, which can train, too, or ONNX Runtime and NumPy. None: the latter; torch
-                alone where the family needs it, and for a text encoder that ONNX Runtime can't read, or where it is
-                not installed.
+            runtime: what computes: torch, which can also train, or ONNX Runtime and NumPy. None: the latter, but torch
+                if the family needs it, if ONNX Runtime can't read the text encoder, or if it is not installed.
 
         Raises:
             CheckpointError: it is not a checkpoint, is damaged or incomplete, has another format or a family that is
