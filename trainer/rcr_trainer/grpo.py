@@ -2,20 +2,20 @@
 
 Departures from the paper, each with the setting that undoes it:
 - all training queries take part and stay in the pool, instead of 110 held out (`queries: 110`);
-- a query never gets itself, nor, as often as questions to come won't, its own program (`exclude_own_program: false`);
-- a race of the policy's numbers that need no gradient says which policy to start from (`race.py`; `race: 0`);
-- τ is set step by step, so that each draws among as many candidates (`perplexity: null`);
-- what a structure is worth, γ and ε of `structure` have learning rates of their own (`Encoder.rates`);
-- for all families but `transformer` E_c stays as SFT left it (`train_candidates: true`);
+- a query never gets itself nor, as often as future questions won't, its own program (`exclude_own_program: false`);
+- a race over the policy's gradient-free numbers decides which policy to start from (`race.py`; `race: 0`);
+- τ is set per step, so that every step draws among equally many candidates in effect (`perplexity: null`);
+- the worth of a structure, γ and ε in `structure` have learning rates of their own (`Encoder.rates`);
+- for all families but `transformer`, E_c stays as SFT left it (`train_candidates: true`);
 - gradients are clipped to a norm (`max_grad_norm: null`), the learning rate decays linearly, dropout is off;
 - the weights kept are those with the best development figure, SFT's own included (`keep: last`).
 
-Where the paper leaves it open: one update for each batch of sequences (`updates`), so that the ratio is 1 and the
-clip has no effect unless there are more; the standard deviation's divisor is G; a group of equal rewards has
-advantage 0; for RLOO, ReMax and NB the reward is r − β (log π_old(o) − log π_ref(o)), that of the greedy sequence too.
+Choices that the paper leaves open: each batch of sequences gets one update (`updates`), so the ratio is 1 and the clip
+has no effect unless there are more; the standard deviation's divisor is G; a group of equal rewards has advantage 0;
+for RLOO, ReMax and NB every reward, the greedy sequence's included, is r − β (log π_old(o) − log π_ref(o)).
 
-In several processes a batch is as many times larger; each rolls out, asks the language model and backpropagates for its
-share of the queries.
+The batch grows with the number of processes; each rolls out, asks the language model and backpropagates for its share
+of the queries.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Rollout:
-    """B queries with G drawn sequences each: R = B · G, query by query. In several processes one's share of a batch."""
+    """B queries with G drawn sequences each: R = B · G, query by query; of several processes, this one's share."""
 
     rows: IntArray  # (B,) training queries
     drawn: Sequences  # with log π_old(o)
@@ -63,8 +63,8 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """Reinforce a policy; the model ends with the weights of the best development figure.
 
     Args:
-        job: the model, its data, and where its figures go. The model as it is is also the reference, and has to be
-            given again after an interruption.
+        job: the model, its data, and where its figures go. The model as given is also the reference; pass the same one
+            again after an interruption.
         environment: the training questions, and what picks earn on them.
         config: the settings.
 
@@ -75,7 +75,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
         ConfigError: training diverges.
         RewardError: the reward failed on an example, which is named; the state before that step is kept.
         BudgetExceeded: the language model's budget is spent; the state before that step is kept.
-        CheckpointError: the state in `job.state_folder` can't be continued from.
+        CheckpointError: the state in `job.state_folder` can't be resumed from.
     """
     stage = _GRPO(job, environment, config)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)
@@ -86,9 +86,9 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
 
 
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> dict[str, int]:
-    """Prompts that each part of GRPO in one process hands in at most; only those of the race count once if identical.
+    """Upper bound on the prompts of each part of GRPO in one process; only the race counts identical prompts once.
 
-    Without changes of the family that race, the search asks nothing.
+    If the family has no changes to race, the search asks nothing.
     """
     handed, rounds = config.epochs * queries, math.ceil(config.epochs / config.evaluate_every)
     if config.max_steps is not None:
@@ -127,7 +127,7 @@ class _GRPO:
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 
     def collect(self, step: int) -> tuple[_Rollout, int, Figures]:
-        """Draw G sequences for each query of a batch, and find out what they are worth.
+        """Draw G sequences for each query of a batch, and score them.
 
         Returns:
             This process's share, how many sequences the whole batch has, and the batch's figures.

@@ -1,7 +1,7 @@
-"""The stages of a run: data → SFT → GRPO, after a race (if it is enabled) → evaluation.
+"""The stages of a run: data → SFT → GRPO (if enabled, after a race) → evaluation.
 
-Each reads what the one before left in the run folder. A stage of training keeps its state there until it is done, so
-that a killed run goes on from its last round.
+Each stage reads what the previous one left in the run folder. A training stage keeps its state there until it is done,
+so a killed run resumes from its last round.
 """
 
 from __future__ import annotations
@@ -62,20 +62,20 @@ def run(
     resume: bool = False,
     overwrite: bool = False,
 ) -> Run:
-    """Take a run through its stages, from the first that is not done.
+    """Take a run through its stages, starting from the first unfinished one.
 
-    Processes that were launched together (`torchrun`) train together. The first alone writes and reports; the others
-    are done once the last training stage is.
+    Processes launched together (`torchrun`) train together. Only the first writes and reports; the others return after
+    the last training stage.
     """
     set_threads(config.threads)
     wanted = _wanted(config, until)
     with ExitStack() as holding:
         with join(config.device) as processes:
             if processes.first:
-                # Bad data is found before there is a folder, and before what is in it is cleared.
+                # Check the data before creating the folder or clearing it.
                 fresh = overwrite or not (config.folder / "run.json").is_file()
                 split = load_checked(config)[0] if fresh else None
-                names_in(config.folder)  # which refuses a foreign folder before a lock is left there
+                names_in(config.folder)  # refuses a foreign folder before a lock is left in it
                 holding.enter_context(hold(config.folder))
                 current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
                 check_files(current)
@@ -103,7 +103,7 @@ def run(
 
 
 def found(config: Settings, until: str, *, resume: bool, overwrite: bool) -> list[str]:
-    """What `run` would go on from, or why it would be refused, in a line; none where it begins. Nothing is written."""
+    """A line on what `run` would resume from or clear, or why it would refuse; none for a fresh run. Writes nothing."""
     try:
         there = Run.found(config.folder, config, resume=resume, overwrite=overwrite)
         if there is None:
@@ -143,13 +143,13 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
 
 
 def load_checked(config: Settings) -> tuple[Split, Task]:
-    """The split that the settings ask for, and its task, or else the `RCRError` that would stop the run later."""
-    # Before anything is read or downloaded.
+    """Load the split and its task, raising early any `RCRError` that would otherwise stop the run later."""
+    # Fail before anything is read or downloaded.
     get_parser(config.program.language)
     if config.device != "auto":
         device_of(config)
     split = load_split(config.data, config.seed)
-    split.meta.pop(LANGUAGE, None)  # Of another run, where data.directory is its data.
+    split.meta.pop(LANGUAGE, None)  # left by another run if data.directory is that run's data
     task = check_task(config, divide(config, split))
     split.meta[LANGUAGE] = task.spec.language
     say_data(config.data, split, task.spec)
@@ -180,10 +180,10 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
 
 
 def _check_unchanged(run: Run) -> None:
-    """Refuse to show a finished run's results for files that have changed since; files that are gone can't have.
+    """Refuse to show a finished run's results if its files have changed since; missing files count as unchanged.
 
     Raises:
-        ConfigError: they have.
+        ConfigError: the files have changed.
         DataError: they can't be read any more.
     """
     data = run.config.data
@@ -193,7 +193,7 @@ def _check_unchanged(run: Run) -> None:
     if not all(path is not None and path.exists() for path in needed):
         return
     now, then = load_split(data, run.config.seed), read_split(run.data)
-    # As text, since NaN isn't equal to itself.
+    # Compare as text, since NaN isn't equal to itself.
     differ = (path for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part)))
     if changed := dict.fromkeys(map(str, differ)):
         raise ConfigError(
@@ -203,9 +203,9 @@ def _check_unchanged(run: Run) -> None:
 
 
 def resumed(config: Settings, until: str = "evaluation") -> Run:
-    """A run under exactly these settings: read if it is done, else continued, else done anew.
+    """A run under exactly these settings: read if it is done, else resumed, else started afresh.
 
-    If a run in the folder differs in settings of the evaluation alone, only the evaluation is repeated.
+    If the run in the folder differs only in evaluation settings, only the evaluation is repeated.
     """
     changed, others = _changed(config)
     if changed and not others:
@@ -215,10 +215,10 @@ def resumed(config: Settings, until: str = "evaluation") -> Run:
 
 
 def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False) -> bool:
-    """Whether `resumed` would only read; with `unpaid`, though a spent budget left some answers or selectors out.
+    """Whether `resumed` would only read; `unpaid` also accepts answers or selectors missing for a spent budget.
 
     Raises:
-        ConfigError: there is a trained policy of other settings.
+        ConfigError: the folder has a policy that was trained under other settings.
     """
     if not all((config.folder / name).is_file() for name in ("run.json", "config.yaml")):
         return False
@@ -238,7 +238,7 @@ def _unpaid(run: Run) -> bool:
 
 
 def _changed(config: Settings) -> tuple[list[str], list[str]]:
-    """The settings in which a run in the folder differs; and those that change more than its evaluation."""
+    """The settings in which the run in the folder differs, and those of them that affect more than its evaluation."""
     if not (config.folder / "config.yaml").is_file():
         return [], []
     changed = differences(load_config(config.folder / "config.yaml", environ={}), config, ignore=INCIDENTAL)
@@ -251,7 +251,7 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
 
 
 def sft_stage(run: Run, task: Task, processes: Processes) -> None:
-    """Train a fresh policy, or take it as it is or from `sft.checkpoint`, and save it as the run's checkpoint."""
+    """Train a fresh policy, leave it untrained, or load `sft.checkpoint`; save it as the run's checkpoint."""
     config = run.config
     if config.sft.checkpoint is not None:
         logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
@@ -276,7 +276,7 @@ def _job(
     processes: Processes,
     more: Callable[[], Mapping[str, float]] = dict,
 ) -> Job:
-    """What a stage of training works on, with the state that it may go on from; `more` is logged beside its figures."""
+    """A training stage's job, with the state it may resume from; `more` gives figures to log beside the stage's own."""
     state = run.state / stage
     if not state.is_dir():
         run.drop_metrics(stage)
@@ -296,10 +296,10 @@ def _job(
 
 
 def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
-    """Reinforce the policy that SFT left; the run's checkpoint then holds the result, `checkpoint-sft` its start."""
+    """Reinforce SFT's policy; the run's checkpoint then holds the result, `checkpoint-sft` the starting point."""
     config, settings, reward = run.config, run.config.grpo, build_reward(run.config, task.spec)
     if run.writes and not run.sft_checkpoint.is_dir():
-        # Before anything replaces it: after a crash this stage begins from SFT's policy again.
+        # Copy it before anything replaces it: after a crash this stage starts from SFT's policy again.
         with atomic_directory(run.sft_checkpoint) as path:
             shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
     processes.wait()
@@ -315,7 +315,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
 
 
 def _use(llm: LanguageModel, processes: Processes) -> dict[str, float]:
-    """The language model's statistics, summed over processes; each counts the distinct prompts among its own."""
+    """The language model's statistics, summed over processes; distinct prompts are counted within each process."""
     total: Counter[str] = Counter()
     for said in processes.texts(json.dumps(llm.stats.figures())):
         total.update(json.loads(said))

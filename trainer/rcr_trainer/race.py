@@ -1,14 +1,14 @@
-"""Between SFT and GRPO: a race of a policy's variants by what a language model answers with their picks.
+"""Between SFT and GRPO: a race of a policy's variants, judged by a language model's answers to their picks.
 
-What a language model wants, such as labels or brevity, is one number for all questions. Groups of sequences, of which
-most get equal rewards, tell it slowly; answers to the same questions tell it at once.
+What a language model wants, such as labels or brevity, is one number for all questions. Groups of sequences reveal it
+slowly, since most get equal rewards; answers to the same questions reveal it at once.
 
 The race is successive halving (Karnin, Koren and Somekh, 2013; Jamieson and Talwalkar, 2016) on paired questions: all
-variants are asked about the first questions, the better half of them about the next ones, and so on. First each change
-(`Family.changes`) by itself, then the best ones together.
+variants are asked about the first questions, the better half about the next ones, and so on. Each change
+(`Family.changes`) races by itself first, then the best ones in combination.
 
-Where questions to come have programs of their own, they may combine what no training program combines, and no answer
-tells how a variant fares then. So a `Guard` keeps out those whose picks would no longer show such questions all labels.
+Future questions with new programs may combine what no training program combines, and no answer shows how a variant does
+on those. So a `Guard` rejects variants whose picks would no longer show such questions all their labels.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from rcr_trainer.training.runner import Job
 logger = logging.getLogger(__name__)
 
 Variant: TypeAlias = Mapping[str, Any]
-"""What differs from the policy as it is."""
+"""The numbers that differ from the current policy."""
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
 TOGETHER = 3
-"""Changes of the first part that are tried together in the second."""
+"""Winners of the first part that are combined in the second."""
 WORTH = 0.01
-"""Reward; a change that gains less isn't worth making, however sure it is."""
+"""Reward; a change that gains less isn't worth making, however certain the gain."""
 FEWER = 0.05
-"""Share of questions; a variant that shows so many fewer all their labels is out. On COVR's split 110 one that won by
+"""Share of questions; a variant that shows all labels to this many fewer is out. On COVR's split 110 one that won by
 0.06 on held-out questions cost 30 of 100 test questions; it shows 39 % fewer (a trial, with the `Guard` off)."""
 _GUARDED = 400
-"""Questions that this is told by, at most."""
+"""Questions that the guard measures this on, at most."""
 _WEIGHED = 50
-"""Questions whose prompts tell how long those of a variant are."""
+"""Questions on which a variant's prompt length is measured."""
 
 
 class Winner(NamedTuple):
-    """What a race has found.
+    """The result of a race.
 
-    The mean reward is that of the questions of the last round; {} is the policy as it is.
+    Mean rewards are over the questions of the last round; the variant {} is the unchanged policy.
     """
 
     variant: Variant
@@ -68,8 +68,8 @@ class Winner(NamedTuple):
 def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     """Change the policy into the variant whose greedy picks win, if its family has any and the reward reads answers.
 
-    If exact match is the reward and the model tells probabilities, that of the gold program takes its place: it has
-    much less noise.
+    If the reward is exact match and the language model gives probabilities, the race uses the gold program's
+    probability instead, which is much less noisy.
     """
     model, changes = job.model, [*job.model.family.changes_to(job.model.encoders, job.model.config)]
     if not (environment.reward.needs_llm and config.race and (changes or config.prompt_tokens)):
@@ -92,12 +92,12 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
 
 
 class _Variants:
-    """What variants of a policy pick for held-out questions, and earn.
+    """What variants of a policy pick for held-out questions, and what that earns.
 
     Attributes:
-        rows: (n,) the environment's questions that may be asked, at random: each takes an answer at least.
+        rows: (n,) the environment's questions that may be asked, in random order; each takes at least one answer.
         guard: over all its questions.
-        reward: what picks earn.
+        reward: scores the picks.
     """
 
     def __init__(self, job: Job, environment: Environment, config: GRPOSettings) -> None:
@@ -109,7 +109,7 @@ class _Variants:
         self._picked: dict[frozenset[tuple[str, Any]], tuple[IntArray, float]] = {}
 
     def _of(self, variant: Variant) -> tuple[IntArray, float]:
-        """The picks (len(rows), k), and what the guard says of them; computed once."""
+        """The picks (len(rows), k) and their `Guard.share`; computed once."""
         job, environment = self._job, self._environment
         if (name := frozenset(variant.items())) not in self._picked:
             with job.model.varied(variant):
@@ -126,17 +126,17 @@ class _Variants:
         """The rewards (n,) of a variant on some of the rows."""
         queries, picks = self._queries(asked), self._of(variant)[0][asked]
         part = self._job.processes.part(len(queries))
-        with self._job.model.varied(variant):  # whose order prompts have
+        with self._job.model.varied(variant):  # prompts have its order
             rewards = self._environment.score(queries[part], picks[part], self.reward)[0]
         return self._job.processes.gather(rewards, len(queries))
 
     def tokens(self, variant: Variant) -> float:
-        """How many a prompt has, in the mean of some of the rows."""
+        """Mean tokens per prompt, over some of the rows."""
         few = slice(_WEIGHED)
         return self._environment.prompt_tokens(self._queries(few), self._of(variant)[0][few])
 
     def spent(self) -> int:
-        """How many different prompts have been handed in, in all processes."""
+        """How many different prompts have been handed in by all processes."""
         llm = self._environment.llm
         return int(self._job.processes.sum(np.array([llm.stats.distinct if llm else 0]))[0])
 
@@ -145,10 +145,10 @@ class _Variants:
 
 
 class Guard:
-    """How often picks show all labels of a question that combines what no candidate does.
+    """How often picks show all labels of a question whose combination of labels no candidate has.
 
     Attributes:
-        room: how many candidates each of environment and guard leaves every question at least.
+        room: the fewest candidates that the environment or the guard leaves to any question.
     """
 
     def __init__(self, job: Job, environment: Environment, order: IntArray) -> None:
@@ -163,7 +163,7 @@ class Guard:
         self._needed, self._labels = structure_matrices(replace(job.spec, max_size=1), *programs)
 
     def share(self, vectors: PoolVectors, k: int) -> float:
-        """The share of the questions with all their labels among the model's k picks; 1 if there are no questions."""
+        """The share of questions whose labels are all among the model's k picks; 1 if there are no questions."""
         if not len(self._rows):
             return 1.0
         picks = greedy_picks(self._job, self._features, self._barred, self._rows, vectors, k)
@@ -199,22 +199,22 @@ def race(
         changes: of one number each, the mildest first.
         earned: the rewards (n,) of a variant on some of the questions; NaN: there is none.
         questions: how many there are, in random order.
-        answers: asked for at most. Variants with the same picks share one.
-        spent: how many have been asked for.
+        answers: the most to ask for. Variants with the same picks share them.
+        spent: how many answers have been asked for.
         admitted: whether a variant may take part.
     """
     before, end = np.full(questions, np.nan), spent() + answers
 
     def halved(variants: list[Variant], answers: int, last: int) -> list[tuple[Variant, FloatArray]]:
-        """The last of them, in their order, with what each gains on every question that was asked.
+        """The `last` best variants, in their original order, with what each gains on every question asked.
 
-        What the policy as it is earns on these is put into `before`.
+        Fills `before` with what the unchanged policy earns on these.
         """
         rounds, begun, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), spent(), 0
         gains = {at: np.empty(0) for at in range(len(variants))}
         for number in range(rounds):
             limit = begun + answers * (number + 1) // rounds
-            # As many questions as can be paid for; as variants share answers, that leaves some for more.
+            # Ask as many questions as can be paid for; where variants share answers, some budget is left for more.
             while more := min(questions - stop, max(0, limit - spent()) // (len(gains) + 1)):
                 asked, stop = slice(stop, stop + more), stop + more
                 before[asked] = earned({}, asked)
@@ -233,7 +233,7 @@ def race(
 
 
 def together(changes: Sequence[Variant], fewest: int) -> Iterator[Variant]:
-    """Changes of one number each made together, that many or more, as far as they are of different numbers."""
+    """Combinations of `fewest` or more of these single-number changes, all of different numbers."""
     for size in range(fewest, len(changes) + 1):
         for some in combinations(changes, size):
             joined = {name: value for change in some for name, value in change.items()}
@@ -242,13 +242,13 @@ def together(changes: Sequence[Variant], fewest: int) -> Iterator[Variant]:
 
 
 def mildest(gains: Sequence[FloatArray]) -> int:
-    """The place of the first variant that gains as much as the best, less one standard error of that or `WORTH`.
+    """The position of the first variant that gains as much as the best, less its standard error or `WORTH` if larger.
 
-    The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these from
-    each other, and what changes least does least harm to questions unlike them.
+    The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these
+    variants apart, and the smallest change does the least harm on questions unlike them.
 
     Args:
-        gains: of each variant, the mildest first, what it earns on each question beyond the policy as it is; NaN: no
+        gains: for each variant, mildest first, what it earns on each question beyond the unchanged policy; NaN: no
             answer.
     """
     known = [each[np.isfinite(each)] for each in gains]

@@ -70,7 +70,7 @@ class DataSettings(Section, use_attribute_docstrings=True):
         return [] if self.task == "files" else [self.task]
 
     def home_field(self, fields: Iterable[Mapping[str, Any]]) -> str | None:
-        """What `prefer` comes to for examples with these fields; beside a group none by itself: it allows no others."""
+        """The field that `prefer` means for these examples; null means none beside a group, which allows no others."""
         return home_field("" if self.group and self.prefer is None else self.prefer, fields)
 
     @model_validator(mode="after")
@@ -117,13 +117,13 @@ class ProgramSettings(Section, use_attribute_docstrings=True):
 
 
 def _of_its_family(values: Any) -> Any:
-    """The section `model` as the settings of its family; null stands for the family's default."""
+    """Parse the section `model` as its family's settings; null stands for the family's default."""
     if not isinstance(values, Mapping):
         return values
     name = values.get("family") or DEFAULT_FAMILY
     given = {key: value for key, value in values.items() if value is not None}
     if name not in family_names():
-        return given  # the field's own check fails
+        return given  # rejected by the field's own check
     model = get_family(name).Settings
     for key in given.keys() - model.model_fields.keys():
         owners = [family.name for family in families() if key in family.Settings.model_fields]
@@ -225,7 +225,7 @@ class Settings(Section, use_attribute_docstrings=True):
 
     @property
     def k(self) -> int:
-        """Examples a query in the comparison, unless a race changes the policy's number."""
+        """Examples per query in the comparison, unless a race changes the policy's k."""
         return self.evaluation.k or self.model.k
 
     @property
@@ -243,7 +243,7 @@ class Settings(Section, use_attribute_docstrings=True):
     @model_validator(mode="before")
     @classmethod
     def _trained_as_its_family(cls, values: Any) -> Any:
-        """The family's defaults, where other sections leave a value out or set it to null."""
+        """Fill in the family's defaults where other sections omit a value or set it to null."""
         if not isinstance(values, Mapping):
             return values
         model = values.get("model")

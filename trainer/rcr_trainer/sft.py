@@ -2,17 +2,17 @@
 
 Departures from the paper, each with the setting that undoes it:
 - the default loss is listwise over soft gains, not InfoNCE against one positive (`loss: infonce`);
-- later in training, part of the states come from the policy's own picks, not Algorithm 1's (`on_policy: 0`);
-- steps at which nothing uncovered can be reached are skipped (`zero_gain_steps: true` trains on their ties);
+- later in training, a share of the states comes from the policy's own picks, not Algorithm 1's (`on_policy: 0`);
+- steps at which no candidate covers anything new are skipped (`zero_gain_steps: true` trains on their ties);
 - candidates that add as much as the positive are masked from InfoNCE's negatives (`mask_equals: false`);
 - a query never gets itself, nor, by default, its own program (`exclude_own_program: false`);
 - gradients are clipped to a norm (`max_grad_norm: null`);
-- training stops early on development coverage (`patience: null`), whose best weights are kept (`keep: last`).
+- training stops early on development coverage (`patience: null`) and keeps the best weights (`keep: last`).
 
-If the family has a closed-form fit of E_x (`Family.fit`), that comes first, and gradient descent goes on from there.
+If the family has a closed-form fit of E_x (`Family.fit`), that runs first, and gradient descent continues from it.
 
-In several processes a batch of the listwise loss is one process's, as in gradient accumulation; one of InfoNCE, whose
-candidates are the batch's own, is as many times larger, and each process takes a share of its rows and candidates.
+With several processes, each has its own batches for the listwise loss, as in gradient accumulation. InfoNCE draws its
+candidates from the batch, so its batch grows with the number of processes; each takes a share of rows and candidates.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from rcr_trainer.training.supervision import (
 logger = logging.getLogger(__name__)
 
 _PROBES = 200
-"""At most so many held-out training questions tell what a fit covers, if development questions are others."""
+"""Most held-out training questions that measure a fit's coverage, if no development questions come from training."""
 
 
 def train(job: Job, config: SFTSettings) -> Result:
@@ -64,9 +64,9 @@ def train(job: Job, config: SFTSettings) -> Result:
         The result, the same in all processes; a round is an epoch.
 
     Raises:
-        DataError: no query has a program that parses, or the pool is smaller than k + what a query may not get.
+        DataError: no query has a program that parses, or the pool leaves some query fewer than k candidates.
         ConfigError: training diverges.
-        CheckpointError: the state in `job.state_folder` can't be continued from.
+        CheckpointError: the state in `job.state_folder` can't be resumed from.
     """
     stage = _SFT(job, config)
     stage.fit()
@@ -96,7 +96,7 @@ class _SFT:
             )
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
         self.steps = np.argwhere(taught)
-        """(n, 2) query and step of the states that InfoNCE trains."""
+        """(n, 2) query and step of each state that InfoNCE trains on."""
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
@@ -108,7 +108,7 @@ class _SFT:
     # ------------------------------------------------------------------ the closed-form fit
 
     def fit(self) -> None:
-        """Fit E_x if its family can; to development queries, too, if they are training queries."""
+        """Fit E_x if its family can, also to development queries if those were taken from training."""
         family = self.model.family
         questions = [*self.queries, *(self.dev.queries if self.dev.are_training else ())]
         if family.fits:
@@ -117,10 +117,10 @@ class _SFT:
         self.processes.broadcast(self.model)
         if family.fits:
             self._log_coverage_of_fit()
-            self.pool_vectors = None  # A resumed stage has other weights from here.
+            self.pool_vectors = None  # a resumed stage loads other weights next
 
     def _log_coverage_of_fit(self) -> None:
-        """Log what the fit covers of held-out training questions; development questions are logged as they are."""
+        """Log the fit's coverage of held-out training questions; separate development questions are logged anyway."""
         held_out = self.dev
         if not (held_out.queries and held_out.are_training):
             rows = self.trainable[:: -(-len(self.trainable) // _PROBES)]
@@ -130,13 +130,13 @@ class _SFT:
 
     @cached_property
     def query_features(self) -> Features:
-        """Of the training queries, as held-out ones."""
+        """Features of the training queries, as if held out."""
         return self.held_out.features(self.model, self.queries)
 
     # ------------------------------------------------------------------ gradient descent
 
     def descend(self) -> Result:
-        """Train from where the fit has come; a round is an epoch."""
+        """Continue from the fit by gradient descent; a round is an epoch."""
         config = self.config
         if self.loss.in_batch:  # single states, in batches of all processes together
             self.batch_size, self.accumulation = config.batch_size * self.processes.size, config.gradient_accumulation
@@ -168,7 +168,7 @@ class _SFT:
         return dropout, listwise_batches(order, sequences, best, size, len(self.candidates), most, rng)
 
     def _sequences(self, rng: np.random.Generator, epoch: int) -> IntArray:
-        """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's or, for a share, the policy's own."""
+        """(Q, k) picks whose prefixes are the epoch's states: Algorithm 1's, a share replaced by the policy's own."""
         config = self.config
         if self.loss.in_batch or not config.on_policy or epoch < config.on_policy_from * config.epochs:
             return self.sequences
@@ -191,7 +191,7 @@ class _SFT:
                 self.runner.advance()
         self.pool_vectors = None
         done = float(self.runner.result.rounds + 1)
-        every = torch.stack(losses).double().cpu().numpy()  # once: a GPU waits for each number that is looked at
+        every = torch.stack(losses).double().cpu().numpy()  # in one go: each read makes the GPU wait
         return {"epoch": done, "loss": float(np.mean(self.processes.sum(every)))}
 
     def _step(self, group: Sequence[Batch]) -> Tensor:
@@ -212,9 +212,9 @@ class _SFT:
         return torch.stack(losses).sum()
 
     def _targets(self, batch: Batch) -> tuple[Targets, int]:
-        """What the batch's S states should learn of its C candidates, and how many states the loss is a mean over.
+        """Targets of the batch's S states over its C candidates, and how many states the loss is a mean over.
 
-        Those are all or, if listwise, the ones with something to gain.
+        That is all states or, if listwise, those where some candidate gains something.
         """
         allowed = batch.allowed(self.supervision.forbidden, len(self.candidates))[batch.steps]
         gains = self.supervision.gains(batch.queries, batch.picked, batch.candidates)[batch.steps]
@@ -231,7 +231,7 @@ class _SFT:
             candidates = self.processes.share(lambda part: self._encode(batch.candidates[part]), parts)
         else:
             candidates = self._encode(batch.candidates)
-        # Without states, too, others' losses send gradients to what is encoded here.
+        # Even without states here, other processes' losses send gradients to what is encoded here.
         none = 0.0 * candidates.sum()
         loss: Tensor = none if states is None else weight * self.loss.function(states @ candidates.T, targets)
         torch.autograd.backward(loss)
@@ -253,7 +253,7 @@ class _SFT:
         return states(start, contexts)[*map(self._tensor, batch.steps.nonzero())]
 
     def _once(self, encoder: Encoder, features: Features, rows: IntArray) -> Tensor:
-        """Vectors (n, D) of rows (n,), which may repeat: of Algorithm 1's picks, say, a few are most queries' first."""
+        """Vectors (n, D) of rows (n,), each distinct row encoded once: many queries share their first picks, say."""
         different, at = np.unique(rows, return_inverse=True)
         vectors: Tensor = encoder(features.select(different))
         return vectors[self._tensor(at)]
