@@ -1,1 +1,1 @@
-"""What the two stages of training are made of: the loop that they share, and pure functions of arrays."""
+"""The parts of the two training stages: their shared loop, and pure functions of arrays."""

@@ -1,6 +1,6 @@
-"""The policy over a fixed pool and fixed training queries: texts are featurised once, then all is arrays.
+"""The policy over a fixed pool and fixed training queries: texts are featurised once, then everything is arrays.
 
-Memory is bounded by blocks of logits and by gradient caching (`Leaf`), whatever batch, group and pool are.
+Blocks of logits and gradient caching (`Leaf`) bound the memory, whatever the sizes of batch, group and pool.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ Loss = Callable[[Tensor, slice], Tensor]
 """(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""
 
 _PROBES = 64
-"""At most so many queries' greedy paths set τ."""
+"""Most queries whose greedy paths set τ."""
 _BLOCK = 1 << 25
 """Logits held at once (128 MiB of float32)."""
 
 
 class Actor:
-    """Draws sequences of picks, and tells their probabilities under the policy as it is and as it was at the start.
+    """Draws sequences of picks, and gives their probabilities under the current policy and under the reference.
 
-    The reference is the model as it is now; `barred` has for each query the pool positions that it may not get.
+    The reference is the model at construction; `barred` has for each query the pool positions that it may not get.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Actor:
         self._device = next(model.parameters()).device
         self._queries = queries
         self._candidates, self._contexts = model.featurize_pool([e.item for e in pool])
-        # The reference policy never moves: its vectors are all that is needed of it.
+        # The reference policy never changes, so its vectors suffice.
         self._reference_queries = self._vectors("query", self._queries)
         self._reference_contexts = self._vectors("context", self._contexts)
         self._reference_candidates = self._vectors("candidate", self._candidates)
@@ -61,7 +61,7 @@ class Actor:
         """τ by step."""
 
     def _temperatures(self, perplexity: float) -> list[float]:
-        """τ by step at which the start policy has this perplexity on its own greedy paths, in the geometric mean."""
+        """The τ per step that gives the start policy this (geometric) mean perplexity on its own greedy paths."""
         rows = np.arange(len(self._all_barred))[:: len(self._all_barred) // _PROBES + 1]
         taken, state = self._barred(rows), self.model.state().start(self._reference_queries[self._tensor(rows)])
         found = []
@@ -79,7 +79,7 @@ class Actor:
         return found
 
     def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
-        """R = B · G sequences of the policy as it is, query by query.
+        """Draw R = B · G sequences from the current policy, query by query.
 
         Args:
             rows: (B,) queries. B may be 0, here and below.
@@ -113,7 +113,7 @@ class Actor:
         return out
 
     def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
-        """Add the gradient of a loss on the R sequences of B queries to the parameters'."""
+        """Add the gradient of a loss on the R sequences of B queries to the parameters' gradients."""
         picked, columns = torch.unique(drawn.picks[:, :-1], return_inverse=True)
         queries = Leaf(self.model.query, self._queries.select(rows), self.chunk)
         contexts = Leaf(self.model.context, self._contexts.select(picked.cpu().numpy()), self.chunk)
@@ -129,7 +129,7 @@ class Actor:
             leaf.backward()
 
     def pool_vectors(self) -> PoolVectors:
-        """E_c and E_z of the pool as they are, for greedy decoding."""
+        """The pool's current E_c and E_z, for greedy decoding."""
         return PoolVectors(self._pool_vectors().cpu().numpy(), self.model.context.vectors(self._contexts))
 
     def _sequence_blocks(self, rows: IntArray, drawn: Sequences) -> Iterator[tuple[slice, slice]]:
@@ -168,15 +168,15 @@ class Actor:
 
 
 class Leaf:
-    """Vectors that a loss sees as given, whose gradient goes through the encoder afterwards, part by part.
+    """Vectors that a loss sees as given; their gradient goes through the encoder afterwards, part by part.
 
-    Gradient caching (Gao et al., 2021): the activations of only `chunk` items are held at a time, however many are
-    encoded, at the price of encoding all twice. Exact as long as the encoder is deterministic (no dropout).
+    Gradient caching (Gao et al., 2021): only `chunk` items' activations are held at a time, however many are encoded,
+    at the price of encoding all twice. Exact as long as the encoder is deterministic (no dropout).
     """
 
     def __init__(self, encoder: Encoder, features: Any, chunk: int) -> None:
         self._encoder, self._features = encoder, features
-        order = encoder.order(features)  # like lengths together
+        order = encoder.order(features)  # similar lengths together
         self._parts = [order[start : start + chunk] for start in range(0, len(order), chunk)]
         device = next(encoder.parameters()).device
         self.vectors: Tensor = torch.empty(len(features), encoder.dim, device=device)
@@ -186,7 +186,7 @@ class Leaf:
         self.vectors.requires_grad_()
 
     def backward(self) -> None:
-        """Send the gradient that has gathered at `vectors` on to the encoder's parameters."""
+        """Pass the gradient accumulated at `vectors` on to the encoder's parameters."""
         if self.vectors.grad is None:
             return
         for rows in self._parts:

@@ -1,7 +1,7 @@
 """Advantages as pure functions of a group's rewards (section 3.2, Eq. 9; section 4, "RL variations").
 
-They take rewards (B, G), B queries with G sequences each, and give advantages (B, G). Where a sequence can't be scored
-(NaN), its advantage is 0, and it takes no part in the others' baseline.
+They take rewards (B, G), B queries with G sequences each, and return advantages (B, G). A sequence that can't be scored
+(NaN) has advantage 0, and is left out of the others' baseline.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from rcr_trainer.training.registry import ADVANTAGES
 FloatArray = NDArray[np.float64]
 
 _NO_SPREAD = 1e-8
-"""A standard deviation up to here is rounding: the rewards are equal."""
+"""A standard deviation up to this is rounding error: the rewards are equal."""
 
 
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Advantages by their name in `registry.ADVANTAGES`.
+    """Compute the advantages of this name in `registry.ADVANTAGES`.
 
-    Of rewards (B, G) and, for those that read it, the reward (B,) of the greedy sequence.
+    From rewards (B, G) and, for those that read it, the greedy sequence's reward (B,).
 
     Returns:
         Advantages (B, G), and whether each sequence has one, (B, G) bool.

@@ -1,4 +1,4 @@
-"""The lines that close GRPO's log: what its figures come to, and which weights are kept."""
+"""The closing lines of GRPO's log: what its figures mean, and which weights are kept."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
         lambda share: "look at the prompt, llm.stop and llm.max_tokens" if share > 0.1 else "",
     ),
 }
-"""Figure of the log → what it says, and advice if the value calls for some."""
+"""Figure of the log → what it means, and advice if the value calls for some."""
 
 
 def closing_lines(result: Result, best_by: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Questions as those to come: which judge a policy as it trains, on which it acts, and what its picks earn there."""
+"""Questions that stand in for future ones: those that judge a policy in training, those it acts on, and its rewards."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 FloatArray = NDArray[np.float64]
 
 Tally = dict[str, tuple[float, float]]
-"""Sums and counts of one process, from which a figure is a mean over all."""
+"""Sums and counts of one process; a figure is the mean over all processes."""
 
 _PATIENCE = 64
-"""Answers in a row that a reward may leave without a score before no more are paid for."""
+"""Answers in a row that a reward may leave unscored before no more are paid for."""
 
 
 def greedy_picks(
     job: Job, features: Features, forbidden: Sequence[IntArray], rows: IntArray, pool: PoolVectors, k: int
 ) -> IntArray:
-    """(n, k) picks of the policy as it is for n of the queries (`rows`); each process computes a share."""
+    """(n, k) greedy picks of the current policy for n of the queries (`rows`); each process computes a share."""
     mine = rows[job.processes.part(len(rows))]
     picks = np.empty((0, k), dtype=np.int64)
     if len(mine):
@@ -49,7 +49,7 @@ def greedy_picks(
 
 
 class Development:
-    """The development queries whose programs parse; those taken out of training are seen as held out."""
+    """The development queries whose programs parse; those taken out of training are treated as held out."""
 
     def __init__(self, job: Job, held_out: HeldOut) -> None:
         self.job, self.held_out = job, held_out
@@ -60,7 +60,7 @@ class Development:
 
     @cached_property
     def features(self) -> Features:
-        """Computed when they are first needed: after a closed-form fit."""
+        """The queries' features, computed on first use: after a closed-form fit."""
         if self.are_training:
             return self.held_out.features(self.job.model, self.queries)
         return self.job.model.query.featurize(readable(query.item.asked for query in self.queries))
@@ -76,12 +76,12 @@ class Environment:
 
     Attributes:
         queries: the Q training queries whose gold program the reward can score.
-        barred: for each the pool positions that it may not get.
-        features: of the queries, as E_x would see them without having been fitted to their programs.
+        barred: for each query, the pool positions that it may not get.
+        features: of the queries, as if E_x hadn't been fitted to their programs.
 
     Raises:
         ConfigError: the reward fails its test, or needs a language model and there is none.
-        DataError: the pool is smaller than k + what a query may not get.
+        DataError: the pool leaves some query fewer than k candidates.
         RewardError: the reward failed on an example, which is named.
     """
 
@@ -112,13 +112,13 @@ class Environment:
     ) -> tuple[FloatArray, Tally]:
         """Picks → prompts → language model → programs → rewards.
 
-        Of R questions with picks (R, k), by `reward` or the environment's own.
+        For R questions with picks (R, k), by `reward` or the environment's own.
 
         Returns:
             (R,) rewards, NaN where there is nothing to score, and figures for the log.
 
         Raises:
-            RewardError: the reward failed on an answer, or has scored none of the last 64.
+            RewardError: the reward failed on an answer, or scored none of the last 64.
         """
         reward, contexts = reward or self.reward, self._contexts(picks)
         predictions: list[str | None] = [None] * len(queries)
@@ -142,13 +142,13 @@ class Environment:
         return rewards, tally
 
     def prompt_tokens(self, queries: Sequence[Example], picks: IntArray) -> float:
-        """Tokens of the prompts with these picks (R, k), in the mean; 0: no language model is asked."""
+        """Mean tokens of the prompts with these picks (R, k); 0 if no language model is asked."""
         if self.llm is None or not len(queries):
             return 0.0
         return float(np.mean([*map(self.llm.about_tokens, self._prompts(self.llm, queries, self._contexts(picks)))]))
 
     def changes(self) -> str:
-        """How the model's numbers that have a name of their own differ from those it began with."""
+        """How the model's named numbers differ from those it began with."""
         now = _scalars(self._model)
         changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in self._before.items() if now[name] != was]
         return ", ".join(changes) or "nothing"

@@ -9,17 +9,17 @@ import torch
 from torch import Tensor
 
 _LARGEST = 20.0
-"""Exponents up to here are exact; beyond, exp goes on as its tangent, since float32 would soon overflow."""
+"""Exponents up to this are exact; beyond, exp continues as its tangent, since float32 would soon overflow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What S states should learn of C candidates.
+    """What S states should learn about C candidates.
 
     Args:
         gains: (S, C) how many uncovered structures each candidate covers, at least 0.
-        allowed: (S, C) bool; False for what may not be picked (the query itself, what is picked already).
-        temperature: how soft targets are that depend on gains.
+        allowed: (S, C) bool; False for what may not be picked (the query itself, what is already picked).
+        temperature: softness of the targets computed from gains.
         positive: (S,) int64; the column of Algorithm 1's pick; None where whole sequences are trained.
         mask_equals: whether a candidate that adds at least as much as the positive is no negative.
     """
@@ -35,9 +35,9 @@ def listwise(logits: Tensor, targets: Targets) -> Tensor:
     """Cross-entropy between softmax(gain / temperature) and the policy: candidates that add as much share the target.
 
     L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), mean over the states in which some candidate adds something; 0
-    without such states. A small T puts the target on the best candidates alone.
+    without such states. A small T concentrates the target on the best candidates.
 
-    Use it if the whole pool (or a good part) can be scored at every step: frozen embeddings, n-grams.
+    Use it if the whole pool (or a good part of it) can be scored at every step: frozen embeddings, n-grams.
 
     Args:
         logits: (S, C), Eq. 4.
@@ -88,7 +88,7 @@ def surrogate(new: Tensor, old: Tensor, advantages: Tensor, epsilon: float) -> T
 def kl_estimate(new: Tensor, reference: Tensor) -> Tensor:
     """The paper's estimate of D_KL(π_θ ‖ π_ref) from one sequence: ρ − log ρ − 1 with ρ = π_ref(o) / π_θ(o).
 
-    At least 0, and unbiased for sequences drawn from π_θ. Takes and gives (R,).
+    At least 0, and unbiased for sequences drawn from π_θ. Takes and returns (R,).
     """
     log_rho = reference - new
     return _exp(log_rho) - log_rho - 1
@@ -104,7 +104,7 @@ def grpo_loss(
         old: (R,) log π_old(o), of the policy that drew the sequences.
         reference: (R,) log π_ref(o), of the policy after SFT.
         advantages: (R,).
-        scored: (R,) bool; False for a sequence without a reward: its loss is 0, the KL term included.
+        scored: (R,) bool; False for a sequence without a reward: its loss is 0, including the KL term.
         epsilon: ε, the clip ratio.
         beta: β, the weight of the KL term; 0 if the penalty is in the reward.
     """

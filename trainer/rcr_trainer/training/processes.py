@@ -1,7 +1,7 @@
 """Several processes that train one model, over torch.distributed.
 
-Every process takes the same steps on its share of the rows, and gets the rest as a sum over all processes. If one
-fails, which it says itself, the others fail at their next exchange. A process alone loads nothing distributed.
+Every process takes the same steps on its share of the rows; sums over all processes supply the rest. If one fails, it
+reports the error itself and the others fail at their next exchange. A single process loads nothing distributed.
 
 `join` reads the environment that `torchrun` and `accelerate launch` set: WORLD_SIZE, RANK, LOCAL_RANK,
 LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 _JOINED = itertools.count()
 _JOIN_TIMEOUT, _WORK_TIMEOUT = timedelta(minutes=5), timedelta(days=7)
-"""Another's language model may work for long; a process that is gone is noticed at once, by its connection."""
+"""Another process's language model may take long; a process that dies is noticed at once by its connection."""
 
 
 class ProcessError(RCRError):
@@ -41,7 +41,7 @@ class ProcessError(RCRError):
 
 @contextmanager
 def _connected() -> Iterator[None]:
-    """Errors of torch.distributed as ours."""
+    """Raise errors of torch.distributed as ours."""
     try:
         yield
     except RuntimeError as error:
@@ -50,7 +50,7 @@ def _connected() -> Iterator[None]:
 
 
 class Processes:
-    """This process among those that train together; by default it is alone."""
+    """This process among those that train together; alone by default."""
 
     def __init__(self, rank: int = 0, size: int = 1, group: Any = None) -> None:
         self.rank, self.size, self._group = rank, size, group
@@ -61,24 +61,24 @@ class Processes:
         return self.rank == 0
 
     def part(self, count: int) -> slice:
-        """This process's share of `count` rows: consecutive, and of equal size up to one row."""
+        """This process's share of `count` rows: consecutive; shares differ in size by at most one row."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def sum(self, values: NDArray[Any]) -> NDArray[Any]:
         """The element-wise sum of all processes' arrays, which have one shape and type."""
         if self.size > 1 and values.size:
             values = np.array(values)
-            self.add_up(torch.from_numpy(values))  # which shares its memory
+            self.add_up(torch.from_numpy(values))  # the tensor shares the array's memory
         return values
 
     def gather(self, rows: NDArray[Any], count: int) -> NDArray[Any]:
-        """All `count` rows, where each process has those of its `part`."""
+        """All `count` rows, from each process's `part`."""
         whole = np.zeros((count, *rows.shape[1:]), dtype=rows.dtype)
         whole[self.part(count)] = rows
         return self.sum(whole)
 
     def texts(self, text: str) -> list[str]:
-        """The texts of all processes, of which this is one."""
+        """The texts of all processes, given this one's."""
         own = np.frombuffer(text.encode(), dtype=np.uint8)
         ends = np.cumsum(self.gather(np.array([len(own)]), self.size))
         whole = np.zeros(ends[-1], dtype=np.uint8)
@@ -86,11 +86,11 @@ class Processes:
         return [each.tobytes().decode() for each in np.split(self.sum(whole), ends[:-1])]
 
     def wait(self) -> None:
-        """Go on once all processes have come here."""
+        """Wait until all processes have reached this point."""
         self.sum(np.zeros(1))
 
     def broadcast(self, module: nn.Module) -> None:
-        """Overwrite a module's parameters and buffers by the first process's; a `ConfigError` if the modules differ."""
+        """Overwrite a module's parameters and buffers with the first process's; `ConfigError` if the modules differ."""
         if self.size == 1:
             return
         import torch.distributed as dist
@@ -104,7 +104,7 @@ class Processes:
                 dist.broadcast(tensor.detach(), 0, group=self._group)
 
     def sum_gradients(self, parameters: Iterable[Tensor]) -> None:
-        """Replace every gradient by its sum over the processes, in one exchange; None stays where all have None."""
+        """Replace every gradient by its sum over processes, in one exchange; it stays None where all have None."""
         if self.size == 1:
             return
         every = list(parameters)
@@ -117,7 +117,7 @@ class Processes:
             parameter.grad = gradient.view_as(parameter).to(parameter.dtype) if known else None
 
     def share(self, encode: Callable[[slice], Tensor], count: int) -> Tensor:
-        """Vectors (count, D) of which each process encodes its part (n, D): in-batch negatives.
+        """Vectors (count, D), of which each process encodes its part (n, D), for in-batch negatives.
 
         All processes' losses send gradients back through the encoding, so all must call backward.
         """
@@ -127,7 +127,7 @@ class Processes:
             return own
         vectors = torch.zeros(count, own.shape[1], dtype=own.dtype, device=own.device)
         vectors[part] = own
-        vectors.requires_grad_()  # where this process has nothing to encode, too
+        vectors.requires_grad_()  # even if this process has nothing to encode
         vectors.register_hook(self._total)  # type: ignore[no-untyped-call]
         return vectors + (self._total(vectors.detach()) - vectors).detach()
 
@@ -136,7 +136,7 @@ class Processes:
         import torch.distributed as dist
 
         if tensor.is_cuda:
-            self.wait()  # A GPU doesn't notice that a process is gone.
+            self.wait()  # a GPU doesn't notice when a process dies
         with _connected():
             dist.all_reduce(tensor, group=self._group)
 
@@ -148,10 +148,10 @@ class Processes:
 
 @contextmanager
 def join(device: str = "cpu") -> Iterator[Processes]:
-    """Meet the processes that were launched with this one; all part when the block ends.
+    """Connect to the processes launched with this one, until the block ends.
 
     Args:
-        device: gloo connects CPUs, NCCL GPUs, of which each process gets its own. A GPU with a number is shared by all
+        device: gloo connects CPUs, NCCL GPUs. Each process gets its own GPU; a GPU with a number is shared by all
             processes of a machine.
 
     Raises:
@@ -162,7 +162,7 @@ def join(device: str = "cpu") -> Iterator[Processes]:
     if size == 1:
         yield Processes()
         return
-    # While there is no group: these functions would keep it, and its threads must end before the interpreter does.
+    # Import before there is a group: these functions would keep it, and its threads must end before the interpreter.
     import torch.distributed.nn  # noqa: F401
     from torch import distributed as dist
 
@@ -176,7 +176,7 @@ def join(device: str = "cpu") -> Iterator[Processes]:
         yield processes
         processes.wait()
     except Exception as error:
-        if rank and not isinstance(error, ProcessError):  # The first one's reaches the command line.
+        if rank and not isinstance(error, ProcessError):  # the first process's error reaches the command line
             logger.error("process %d: %s", rank, error, exc_info=not isinstance(error, RCRError))
         raise
     finally:
@@ -185,7 +185,7 @@ def join(device: str = "cpu") -> Iterator[Processes]:
 
 @cache
 def _store(rank: int, size: int) -> Any:
-    """Where processes find each other, for every `join` of a script."""
+    """The store through which processes find each other, shared by every `join` of a script."""
     from torch.distributed.rendezvous import rendezvous
 
     return next(rendezvous("env://", rank, size, timeout=_JOIN_TIMEOUT))[0]
@@ -202,13 +202,13 @@ def _backend(device: str) -> str:
             f"{here} processes for {there} GPUs: start as many as there are, or set device: cuda:0 for all"
         )
     torch.cuda.set_device(_number("LOCAL_RANK"))
-    # Small arrays are exchanged by the CPUs, so that GPUs never wait for another's language model.
+    # CPUs exchange the small arrays, so that GPUs never wait for another process's language model.
     return "cpu:gloo,cuda:nccl"
 
 
 def _number(variable: str, default: int | None = None) -> int:
     value = os.environ.get(variable, default)
     try:
-        return int(value)  # type: ignore[arg-type]  # None is refused, too
+        return int(value)  # type: ignore[arg-type]  # None raises, too
     except (TypeError, ValueError):
         raise ConfigError(f"the environment has {variable} = {value}: start several processes with torchrun") from None

@@ -1,4 +1,4 @@
-"""The settings of both stages, and the losses and advantages that they name, without loading torch.
+"""The settings of both stages, and the losses and advantages they name, without loading torch.
 
 To add a loss or an advantage, write a pure function beside those in `losses` or `advantages`, and name it here.
 """
@@ -36,8 +36,8 @@ class Loss(Entry):
     """A loss of SFT: (logits, targets) → scalar, a mean over states.
 
     Args:
-        in_batch: its candidates are the batch's own, a positive and a hard negative for each single state; else
-            whole sequences are trained against all candidates, and the mean is over states with something to gain.
+        in_batch: its candidates come from the batch, a positive and a hard negative for each single state; else whole
+            sequences are trained against all candidates, and the mean is over states with something to gain.
     """
 
     in_batch: bool = False
@@ -48,7 +48,7 @@ class Advantage(Entry):
     """An advantage of GRPO: rewards (B, G) → advantages (B, G).
 
     Args:
-        reads_greedy: it takes the rewards (B,) of the greedy sequences, too.
+        reads_greedy: it also takes the rewards (B,) of the greedy sequences.
         kl_in_loss: the penalty for leaving the reference policy is a term of the loss; else it is in the reward.
     """
 
@@ -94,7 +94,7 @@ class StageSettings(Section, use_attribute_docstrings=True):
     patience: int | None
 
     def picks(self, policy: ModelSettings) -> int:
-        """Picks a query of a policy with these settings."""
+        """Picks per query of a policy with these settings."""
         return self.k or policy.k
 
 
@@ -156,7 +156,7 @@ class SFTSettings(StageSettings):
 
 
 TIMES = (2, 4)
-"""Times as many examples that the race tries where prompts may grow (`GRPOSettings.prompt_tokens`)."""
+"""Factors on k that the race tries where prompts may grow (`GRPOSettings.prompt_tokens`)."""
 
 
 class GRPOSettings(StageSettings):

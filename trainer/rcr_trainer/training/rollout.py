@@ -1,8 +1,8 @@
 """π over sequences of k distinct picks: drawing them, and their log-probabilities. Arrays only, no text.
 
-At each step π is the softmax of logit / τ over the candidates that are neither barred nor picked already, so the
-probability of a sequence is the product over its steps of renormalised probabilities. Of R sequences over N candidates,
-`barred` (R, N) is what a sequence may not get, and `tau` has τ of each step.
+At each step π is the softmax of logit / τ over the candidates that are neither barred nor already picked, so the
+probability of a sequence is the product over its steps of renormalised probabilities. For R sequences over N
+candidates, `barred` (R, N) marks what a sequence may not get; `tau` has the τ of each step.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ def draw(
         candidates: (N, D) E_c of the pool.
         contexts: E_z of picks: (R,) positions → (R, D). Called between steps.
         barred: (R, N) bool. Every row has at least k others.
-        k: picks a row.
+        k: picks per row.
         tau: τ of each step.
-        uniforms: (R, k) numbers from [0, 1), one a draw; None: the most probable candidate at each step.
+        uniforms: (R, k) numbers from [0, 1), one per draw; None: the most probable candidate at each step.
     """
     state, taken = start, barred.clone()
     rows = torch.arange(len(barred), device=candidates.device)
@@ -76,7 +76,7 @@ def _invert(policy: Tensor, uniforms: Tensor) -> Tensor:
 
 
 def states(start: State[Any], contexts: Tensor) -> Tensor:
-    """The state before every pick (Eq. 4), (R, k, D), from the first and E_z (R, k − 1, D) of the earlier picks."""
+    """The state before every pick (Eq. 4), (R, k, D), from the start and E_z (R, k − 1, D) of the earlier picks."""
     vectors = [start.vector()]
     state = start
     for step in range(contexts.shape[1]):

@@ -1,13 +1,13 @@
-"""The training loop of every stage: rounds, the best weights kept, resumable after a kill.
+"""The training loop of every stage: it runs rounds, keeps the best weights, and resumes after a kill.
 
-A stage brings three functions, and decides what a round is (an epoch of SFT, a batch of GRPO):
+A stage supplies three functions, and decides what a round is (an epoch of SFT, a batch of GRPO):
 
-    collect(round) → what the round learns from; moves no weight, and may cost money
+    collect(round) → what the round learns from; changes no weight, and may cost money
     learn(that)    → figures; takes optimiser steps (`Runner.step`, `Runner.advance`)
     evaluate()     → figures on development queries, every `every` rounds and after the last
 
-The state is saved after a round, unless the last save was just before, and whenever `collect` or `evaluate` fails (a
-spent budget, an interruption). A resumed run goes on after the last round, or with its evaluation if that was cut
+The state is saved after a round, unless the last save was very recent, and whenever `collect` or `evaluate` fails (a
+spent budget, an interruption). A resumed run continues after the last round, or with its evaluation if that was cut
 short: it learns nothing twice, and loses no answer that was paid for.
 """
 
@@ -48,11 +48,11 @@ class Job:
         queries: the training queries, usually the pool itself (a query never gets itself).
         dev: development queries, which decide the best weights; empty: the last weights are kept.
         spec: how programs are read.
-        seed: every round draws from its own generator, so a resumed run repeats an undisturbed one.
-        state_folder: keeps the training state; one that is there is continued.
+        seed: every round draws from its own generator, so a resumed run repeats an uninterrupted one.
+        state_folder: holds the training state; an existing one is continued.
         log: receives the figures of every round.
-        processes: those that train together, with equal arguments and `batch_size` each. They begin with the first
-            one's weights, and it alone writes.
+        processes: those that train together, with equal arguments and `batch_size` each. They start from the first
+            one's weights, and only that one writes.
     """
 
     model: TriEncoder
@@ -76,8 +76,8 @@ class Runner:
         parameters: those to be trained, by name.
         per_epoch: steps in an epoch.
         every: rounds between two evaluations.
-        best_by: the figure of `evaluate` that decides which weights are kept, the larger the better; "": the last.
-        rates: by parameter, learning rates in place of the settings'.
+        best_by: the figure of `evaluate` that decides which weights are kept, larger is better; "": the last.
+        rates: learning rates by parameter, in place of the settings'.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Runner:
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
         self.parameters = list(parameters.values())
         rates = rates or {}
-        # Parameters of one rate in one group, since a step goes through a group at once.
+        # One group per learning rate: the optimiser updates a group at once.
         groups: dict[float, list[nn.Parameter]] = {}
         for name, each in parameters.items():
             groups.setdefault(rates.get(name, config.lr), []).append(each)
@@ -112,7 +112,7 @@ class Runner:
 
     @property
     def result(self) -> Result:
-        """How far the run is."""
+        """How far training has come."""
         return self.state.result
 
     @property
@@ -137,13 +137,13 @@ class Runner:
     ) -> Result:
         """Train to the end, or until patience runs out; the model is left with the best weights.
 
-        `collect` draws its random numbers from generators that the round seeds.
+        `collect` must draw its random numbers from generators seeded by the round.
 
         Returns:
             The result, the same in all processes.
 
         Raises:
-            CheckpointError: the saved state can't be continued from.
+            CheckpointError: the saved state can't be resumed from.
             ConfigError: training diverges.
         """
         self._resume()
@@ -163,10 +163,10 @@ class Runner:
         return self.result
 
     def step(self, backward: Callable[[], None]) -> float:
-        """One optimiser step, on the gradient that `backward` adds to the parameters', summed over processes.
+        """Take an optimiser step on the gradient that `backward` accumulates, summed over processes.
 
         Returns:
-            The norm of the gradient before it is clipped.
+            The norm of the gradient before clipping.
 
         Raises:
             ConfigError: it is not finite.
@@ -184,12 +184,12 @@ class Runner:
         return norm
 
     def advance(self) -> None:
-        """Count a step, on which the learning rate depends."""
+        """Count a step; the learning rate depends on it."""
         self.result.steps += 1
         self.bar.update()
 
     def _finish_round(self, evaluate: Callable[[], Figures]) -> None:
-        """Evaluate if that is due, remember the best weights, and log."""
+        """Evaluate if due, remember the best weights, and log."""
         result, figures = self.result, self.result.pending
         if figures is None:
             return
@@ -234,7 +234,7 @@ class Runner:
 
 
 def linear(step: float, planned: int, warmup: float) -> float:
-    """Factor on the learning rate after `step` steps: a climb over a share of those planned, then linear decay to 0."""
+    """Factor on the learning rate after `step` steps: warmup over a share of those planned, then linear decay to 0."""
     climb = warmup * planned
     if step < climb:
         return (step + 1) / climb

@@ -21,20 +21,20 @@ from langchain_rcr.policy.manifest import seal, verify
 Figures = dict[str, float]
 
 SAVE_EVERY_S = 20.0
-"""Seconds between two saves, or 20 times what the last one took. After a kill, at most this much work is repeated."""
+"""Seconds between saves, or 20 times as long as the last one took. A kill costs at most this much work."""
 
 
 @dataclass(slots=True)
 class Result:
-    """What came of training; the model itself holds the best weights.
+    """The result of training; the model itself holds the best weights.
 
     Args:
         stage: sft or grpo.
         processes: how many train together.
         rounds: rounds trained: epochs of SFT, batches of GRPO.
-        steps: steps taken, of those that the learning rate was planned for.
+        steps: steps taken, of those the learning rate was planned for.
         best_round: the round whose weights are kept, 0 for those before training.
-        best_score: the development figure by which it is the best; NaN without development queries.
+        best_score: its development figure; NaN without development queries.
         since_best: evaluations since then.
         history: the figures of each round that was evaluated.
         pending: the figures of a round whose evaluation is still to come; None: there is no such round.
@@ -52,9 +52,9 @@ class Result:
 
 
 class TrainingState:
-    """What a run needs to go on after any round as if it had never stopped.
+    """What a run needs to continue after any round as if it had never stopped.
 
-    Random numbers are no part of it: generators are seeded by the position in the run.
+    It holds no random state: generators are seeded by the position in the run.
     """
 
     def __init__(self, parameters: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, result: Result) -> None:
@@ -71,7 +71,7 @@ class TrainingState:
         self._put(self._best)
 
     def save(self, folder: Path, *, force: bool = False) -> None:
-        """Write the state, whole or not at all; unless forced, only when the last write is some time ago."""
+        """Write the state atomically; unless forced, only if the last write was some time ago."""
         began = time.monotonic()
         if not force and began - self._saved_at < SAVE_EVERY_S * max(1.0, self._took):
             return
@@ -88,7 +88,7 @@ class TrainingState:
         self._took = self._saved_at - began
 
     def load(self, folder: Path) -> bool:
-        """Continue from a saved state, or raise a `CheckpointError` if it is another's; False if there is none."""
+        """Continue from a saved state; False if there is none, a `CheckpointError` if it is another model's."""
         if not folder.is_dir():
             return False
         try:

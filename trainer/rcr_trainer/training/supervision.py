@@ -1,6 +1,6 @@
 """What SFT learns from: Algorithm 1's sequences, what every candidate would add in any state, and batches of these.
 
-No model takes part. All processes make the same batches, from the same generator.
+No model is involved. All processes make the same batches from the same generator.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Supervision:
         queries: the queries.
         pool: the candidates.
         spec: how programs are read.
-        forbidden: for each query the pool positions it may never get (itself; its own program, as an option).
-        reachable: count as needed only what some candidate has that the query may get.
+        forbidden: for each query, the pool positions it may never get (itself; optionally its own program).
+        reachable: count only structures as needed that some candidate the query may get has.
 
     Attributes:
         needs: (Q, S) binary float32; LS(y) of each query's gold program.
@@ -59,12 +59,12 @@ class Supervision:
     def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
         """Algorithm 1 for every query: k picks (Q, k), and how many uncovered structures each covered (Q, k).
 
-        At a step of gain 0 every candidate ties: its pick teaches nothing.
+        At a step of gain 0 every candidate ties, so its pick teaches nothing.
         """
         return greedy_coverage(self.needs, self.pool, k, self.forbidden)
 
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
-        """|LS(c) ∩ uncovered| (B, T + 1, C), which every candidate would add in every state of some sequences.
+        """|LS(c) ∩ uncovered| (B, T + 1, C): what every candidate would add in every state of some sequences.
 
         Args:
             queries: (B,) rows of `needs`.
@@ -81,7 +81,7 @@ class Supervision:
         return out
 
     def coverage(self, positions: IntArray) -> float:
-        """Percent of its needed structures that a query's picks (Q, k) cover, the mean over queries that need any."""
+        """Percent of needed structures that picks (Q, k) cover, averaged over queries that need any."""
         rows = np.flatnonzero(np.diff(self.needs.indptr))
         if not len(rows):
             return float("nan")
@@ -99,16 +99,16 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
 
 
 class HardNegatives:
-    """BM25-hard negatives (section 3.1): near by wording, far by coverage.
+    """BM25-hard negatives (section 3.1): close in wording, far in coverage.
 
-    H (`top`) candidates are nearest by BM25; B of these (`worst`) add least in the state at hand. Those of every state
-    are found once, for all epochs.
+    Of the H (`top`) candidates nearest by BM25, the B (`worst`) that add least in the state at hand. They are found
+    once for every state, for all epochs.
 
     Args:
         supervision: of Q queries and N candidates.
         picked: (Q, T) the picks of each query; its state t has the first t of them.
         queries: the questions.
-        pool: those of the candidates.
+        pool: the candidates' questions.
         top: H.
         worst: B.
     """
@@ -134,7 +134,7 @@ class HardNegatives:
             for row, barred in enumerate(forbidden[block]):
                 scores[row, barred] = -np.inf
             nearest = np.argsort(-scores, axis=1, kind="stable")[:, :top]
-            # A pick adds nothing any more: left in, picks would be the "worst" candidates of every later state.
+            # A pick adds nothing more: left in, picks would be the "worst" candidates of every later state.
             earlier = np.arange(states - 1) < np.arange(states)[:, None]
             gone = (nearest[:, None, :, None] == picked[block, None, None, :]) & earlier[:, None]
             open_ = np.isfinite(np.take_along_axis(scores, nearest, axis=1))[:, None] & ~gone.any(axis=3)
@@ -145,9 +145,9 @@ class HardNegatives:
             self._found[block] = open_.sum(axis=2).clip(1, worst)
 
     def draw(self, queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """A hard negative (B,) for each state: a query (B,) after so many (B,) of its picks.
+        """Draw a hard negative (B,) for each state: a query (B,) after the first `steps` (B,) of its picks.
 
-        If none of the H may be picked, one that may not be.
+        If none of the H may be picked, it is one that may not.
         """
         return self._worst[queries, steps, rng.integers(self._found[queries, steps])]
 
@@ -160,14 +160,14 @@ Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntAr
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B sequences and the states on them that are trained.
+    """B sequences and which of their states are trained on.
 
     Args:
         queries: (B,) rows of the supervision.
         picked: (B, k−1) the first picks of each sequence; state t has the first t of them.
         candidates: (C,) pool positions that are scored.
         steps: (B, k) bool; which states take part.
-        positive: (B,) column of `candidates`, the one to prefer; only InfoNCE, which trains a state each, reads it.
+        positive: (B,) column of `candidates`, the one to prefer; read only by InfoNCE, with one state per sequence.
     """
 
     queries: IntArray
@@ -203,16 +203,16 @@ class Batch:
 def listwise_batches(
     order: IntArray, sequences: IntArray, best: IntArray, size: int, pool: int, most: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """Batches of whole sequences: every state on them is trained.
+    """Batches of whole sequences; every state is trained on.
 
     Args:
-        order: (n,) the queries, in the order in which they come.
+        order: (n,) the queries, in the order to take them.
         sequences: (Q, k) picks, whose prefixes are the states.
         best: (Q, k) Algorithm 1's picks, which are always among the candidates.
         size: queries in a batch.
         pool: N.
         most: candidates in a batch; a larger pool is sampled.
-        rng: draws them.
+        rng: draws the sample.
     """
     everything = np.arange(pool)
     for start in range(0, len(order), size):
@@ -237,7 +237,7 @@ def info_nce_batches(
     """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each.
 
     Args:
-        order: (n, 2) a query and how many picks the state has, in the order in which they come.
+        order: (n, 2) a query and how many picks the state has, in the order to take them.
         best: (Q, k) the positive of each state.
         sequences: (Q, k) picks, whose prefixes are the states.
         size: states in a batch.
