@@ -1,9 +1,9 @@
 """An evaluation in one paragraph: what the data allows, where the selectors stand, whether ours is worth deploying.
 
-A language model's answers decide, by their results where there is a database, else by exact match, with the interval;
-without answers full coverage is told, and decides nothing. Mean coverage never counts: six to ten points of it bought
-no answers on COVR. Intervals know one training run only. The best plain selector is the best on these same queries,
-which favours it.
+A language model's answers decide, by their results given a database, else by exact match, with the interval. Without
+answers, full coverage is reported but decides nothing. Mean coverage never counts: six to ten points of it gained no
+answers on COVR. Intervals cover a single training run. The best plain selector is the best on these same queries, which
+favours it.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from rcr_trainer.evaluation.metrics import FEW_PROGRAMS
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Metric
 
 LITTLE = 1.0
-"""Points of coverage that are not worth a trained retriever."""
+"""Points of coverage too few to be worth a trained retriever."""
 LOW_CEILING = 60.0
-"""Oracle coverage, %, below which examples are wanted more than selectors."""
+"""Oracle coverage, %, below which more examples help more than a better selector."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """What ours has more than another selector, rounded as it is shown, so that text and verdict agree; in %."""
+    """Ours against another selector, in %, rounded as it is shown, so that text and verdict agree."""
 
     name: str
     metric: Metric
@@ -34,7 +34,7 @@ class Gap:
 
     @property
     def clear(self) -> int:
-        """1: ours is better; −1: worse; 0: the interval has both signs, or it's a little coverage."""
+        """1: ours is better; −1: worse; 0: the interval has both signs, or the gap is a little coverage."""
         if self.metric == "full_coverage" and abs(self.points) < LITTLE:
             return 0
         low, high = self.interval or (0.0, 0.0)
@@ -46,7 +46,7 @@ class Gap:
 
 
 def advise(report: EvaluationReport) -> str:
-    """The paragraph, in plain English, on ours (`rcr`) beside plain selectors and, for the ceiling, the oracle."""
+    """The paragraph, in plain English: ours (`rcr`) against plain selectors and, for the ceiling, the oracle."""
     return " ".join(_sentences(report)) if OURS in report.selectors else "The trained retriever was not evaluated."
 
 
@@ -57,7 +57,7 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
         yield "No plain selector was run, so nothing is said of whether rcr is worth deploying."
     else:
         yield from _on_answers(report)
-        if gap.metric == "full_coverage":  # where there is nothing better
+        if gap.metric == "full_coverage":  # answers decide nothing
             yield (
                 f"Everything that the gold program needs is in rcr's picks for {gap.ours:.1f} % of {report.n} "
                 f"questions, {gap.other:.1f} % with those of {gap.name}, the best plain selector in that: {gap}."
@@ -67,7 +67,7 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
             yield f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer."
     if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
         yield _on_reinforcement(report, change)
-    # What makes all this better than it would be on new questions.
+    # What makes these figures better than on new questions.
     if report.repeated:
         yield (
             f"{report.repeated} of {report.n} questions are in the pool with their programs: rcr has seen them, and no "
@@ -84,12 +84,12 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
 
 
 def _shown(value: float) -> float:
-    """Rounded to two decimals, as evaluation.json has it, then to one, as the table shows what is there; never −0."""
+    """Rounded to two decimals, as in evaluation.json, then to one, as in the table; never −0."""
     return round(round(value, 2), 1) + 0.0
 
 
 def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | None:
-    """Ours beside the rival, or the plain selector that is best in the metric; None where either lacks the figure."""
+    """Ours against the rival, or against the plain selector best in the metric; None if either lacks the figure."""
     best = report.best_plain(metric)
     name = rival or (best[0] if best else None)
     if name is None:
@@ -103,7 +103,7 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
 
 
 def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
-    """Right answers where a language model's tell anything, else full coverage."""
+    """The gap in right answers if a language model's are informative, else in full coverage."""
     right = _gap(report, report.right, rival)
     if right is not None and right.interval is not None and right.ours + right.other > 0:
         return right

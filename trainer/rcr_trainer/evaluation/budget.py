@@ -1,4 +1,4 @@
-"""What a run would work on, and what its language model would cost at most."""
+"""What a run would work on, and the most its language model would cost."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import TIMES
 
 SECONDS = 1
-"""An answer is taken to need: a server's short one does; one of a model on this machine may need many times that."""
+"""Assumed per answer: right for a short one from a server; a model on this machine may need many times that."""
 
 
 def plan(config: Settings, task: Task) -> list[str]:
-    """What a run would work on, and what its language model would cost at most, a line each. Nothing is asked."""
+    """Lines on what a run would work on, and the most its language model would cost. Nothing is asked."""
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     if config.grpo.enabled:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
@@ -53,7 +53,7 @@ def plan(config: Settings, task: Task) -> list[str]:
 
 
 def estimate(config: Settings, task: Task, llm: LanguageModel | None = None) -> dict[str, Estimate]:
-    """What the language model of a run costs at most, by stage; only those that ask it."""
+    """The most a run's language model costs, by stage; only stages that ask it."""
     asked = [each for each in _asked(config, task) if each[1]]
     if not asked:
         return {}
@@ -80,7 +80,7 @@ def _time(cost: Estimate, llm: LLMSettings) -> str:
 
 
 def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:
-    """Each stage that asks the language model: how often at most, how many examples a prompt shows, which queries."""
+    """Each stage that asks the language model: the most calls, how many examples a prompt shows, which queries."""
     grpo, evaluation = config.grpo, config.evaluation
     times = max(TIMES) if grpo.enabled and grpo.race and grpo.prompt_tokens else 1
     most = evaluation.k or config.model.k * times
@@ -100,7 +100,7 @@ def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequen
 def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequence[Example], shown: int) -> Request:
     """A prompt with at least as many tokens as any that shows `shown` examples of the pool and asks one of the queries.
 
-    It is the one of the longest examples, with the tables that they read, and query, each measured by itself: no
+    It has the longest examples, with the tables that they read, and the longest query, each measured by itself: no
     tokenizer in use has a token that spans the line break between two of them.
     """
     prompt = llm.prompt
@@ -113,6 +113,6 @@ def longest_prompt(llm: LanguageModel, pool: Sequence[Example], queries: Sequenc
 
 
 def _with_tables(prompt: Prompt, example: Example, shown: int) -> Example:
-    """An example of which a prompt shows as much as where it is another database's."""
+    """The example with the tables that a prompt shows where it is from another database."""
     tables = prompt.tables(example.target, str(example.fields.get("schema") or ""), shown)
     return replace(example, source=f"{example.source}\n{tables}".rstrip()) if tables else example

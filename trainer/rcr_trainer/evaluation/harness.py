@@ -48,9 +48,9 @@ PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] |
 LATENCY_QUERIES = 25
 LATENCY_BATCH = 64
 LATENCY_ROUNDS = 3
-"""Times that each of these calls is made; the shortest counts."""
+"""Repetitions of each timed call; the shortest counts."""
 Rates: TypeAlias = Mapping[Metric, np.ndarray]
-"""By metric what each question got, (B,), from 0 to 1; NaN where that can't be told."""
+"""By metric, each question's rate, (B,), from 0 to 1; NaN where it is unknown."""
 
 
 def evaluate(
@@ -74,18 +74,18 @@ def evaluate(
         pool: the candidates that positions refer to.
         queries: with their gold programs.
         spec: how programs are read.
-        k: picks a query.
+        k: picks per query.
         exclude: for each query, the positions it may not pick.
-        answerer: a language model that is asked with each selector's k picks, once everything else is measured.
-        keep: given the report and the k picks before the model is asked, so that nothing is lost with it, and again
-            once it has answered.
+        answerer: a language model, asked with each selector's k picks once everything else is measured.
+        keep: called with the report and the k picks before the model is asked, so that nothing is lost if it fails, and
+            again once it has answered.
         **about: fields of the report that only the caller knows.
 
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
             (too few, outside the pool, excluded, or twice).
-        LLMError: the language model can't be asked. A spent budget and prompts that are too long only leave selectors
-            without answers.
+        LLMError: the language model can't be asked. A spent budget or too long a prompt only leaves selectors without
+            answers.
     """
     task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k))
     scores: dict[str, SelectorScores] = {}
@@ -110,7 +110,7 @@ def evaluate(
     picks = task.picks(scores, positions)
     keep(report, picks)
     if answerer is not None:
-        report = deepcopy(report)  # the one that was kept stays as it is
+        report = deepcopy(report)  # `keep` has the first one
         answerer.answer_all(report, picks, spec)
         report.advice = advise(report)
         keep(report, picks)
@@ -118,7 +118,7 @@ def evaluate(
 
 
 def _put_intervals(scores: Mapping[str, SelectorScores], rates: Mapping[str, Rates], programs: Sequence[str]) -> None:
-    """Put the interval of each metric into the scores, over the questions for which every selector's rate is told."""
+    """Put each metric's intervals into the scores, over the questions for which every selector's rate is known."""
     for metric in next(iter(rates.values()), ()):
         own = {name: each[metric] for name, each in rates.items()}
         told = ~np.isnan(np.array([*own.values()])).any(axis=0)
@@ -128,7 +128,7 @@ def _put_intervals(scores: Mapping[str, SelectorScores], rates: Mapping[str, Rat
 
 
 class _Task:
-    """The B queries that count, and what picks from the pool of N are scored with; S structures."""
+    """The B queries that count, and what scores picks from the pool of N; S structures."""
 
     def __init__(
         self, pool: Sequence[Example], queries: Sequence[Example], spec: ProgramSpec, excluded: list[np.ndarray]
@@ -149,7 +149,7 @@ class _Task:
         """A selector's figures, the picks that it shows (B, k), and what these cover."""
         kind: Kind = "trained"
         picks = self.pick(selector, slice(None), k)
-        # A selector that repeats itself or picks what is excluded would be measured for something else.
+        # The figures of a selector that repeats picks or picks what is excluded would mean something else.
         for query, own, barred in zip(self.queries, picks, self.excluded, strict=True):
             sound = np.setdiff1d(own, barred)
             if len(sound) != k or sound[0] < 0 or sound[-1] >= self.pool.shape[0]:
@@ -173,7 +173,7 @@ class _Task:
         return scores, picks, {"coverage": covered, "full_coverage": full}
 
     def picks(self, scores: Mapping[str, SelectorScores], positions: Mapping[str, np.ndarray]) -> list[Question]:
-        """The picks of all selectors, not answered yet, as picks.jsonl has them."""
+        """The picks of all selectors, without answers yet, as picks.jsonl has them."""
         found = []
         for i, (query, program) in enumerate(zip(self.queries, self.programs, strict=True)):
             about = (query.id, query.source, query.target, program, sorted(self._structures(self.gold, i)))
@@ -200,9 +200,9 @@ class _Task:
     def time_all(
         self, selectors: Mapping[str, PickFunction | Baseline], k: int, scores: Mapping[str, SelectorScores]
     ) -> None:
-        """Put into the scores of all that show picks the milliseconds of a question alone, and of one among many.
+        """Time a question alone and one in a batch, in ms, for every selector that shows picks; put it into the scores.
 
-        Selectors take turns at each question, so that what else the machine does falls on all of them. Each has picked
+        Selectors take turns at each question, so that other load on the machine falls on all of them. Each has picked
         before, so what it prepares at its first pick doesn't count.
         """
         timed = {name: selector for name, selector in selectors.items() if getattr(selector, "shows", True)}
@@ -229,13 +229,13 @@ class Answerer:
 
     Args:
         answer: asks it: prompts, each once → answers, whose `program` is None where they hold none. On BudgetExceeded
-            the comparison goes on with what there is, on TooLongError with the next selector; any other error stops it.
+            the comparison continues with what there is, on TooLongError with the next selector; other errors stop it.
         name: of the model, for the report.
         prompt: how it is asked.
-        orders: of the picks in a prompt, by selector; by default the first, likest, pick comes last.
+        orders: of the picks in a prompt, by selector; by default the first pick, the most similar, comes last.
         queries: how many queries it is asked, evenly spaced; None: all.
         execution: scores answers by their results (`rcr_trainer.rewards.execution`), if there is a database.
-        money: dollars for numbers of prompt and completion tokens; None without prices.
+        money: dollars for these numbers of prompt and completion tokens; None without prices.
     """
 
     answer: Callable[[Sequence[Request]], Sequence[Answer]]
@@ -247,15 +247,15 @@ class Answerer:
     money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None
 
     def chosen(self, count: int) -> np.ndarray:
-        """Which of `count` queries it is asked, ascending."""
+        """The numbers of the queries it is asked, of `count`, ascending."""
         n = count if self.queries is None else min(self.queries, count)
         return np.arange(n) * count // n
 
     def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
         """Have the picks of all selectors answered, each prompt once, and put scores into report and picks.
 
-        Once a budget is spent, the selectors before the first that isn't complete are scored. A selector with prompts
-        that the model can't read is left out.
+        Once a budget is spent, only selectors that are already complete are scored. A selector with prompts too long
+        for the model is left out.
         """
         asked = [picks[i] for i in self.chosen(len(picks)).tolist()]
         n, names, keys = len(asked), list(picks[0].selectors), [each.program for each in asked]
@@ -293,13 +293,13 @@ class Answerer:
         scores.execution = None if np.isnan(same).all() else 100 * float(np.nanmean(same))
         scores.prompt_tokens, scores.completion_tokens = read / n, written / n
         scores.cost = None if money is None else 1000 * money / n
-        # Whether a gold program runs doesn't depend on who picked.
+        # Whether a gold program runs doesn't depend on the selector.
         return {"exact_match": exact, "execution": same}
 
     def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str, bool]:
-        """By selector an answer for each prompt; why some selectors have none; whether a budget is spent.
+        """By selector, an answer for each prompt; why some selectors have none; whether a budget is spent.
 
-        One selector after the other, so that the first ones are complete when a budget is spent.
+        One selector at a time, so that the first ones are complete when a budget is spent.
         """
         given: dict[Request, Answer] = {}
         answers: dict[str, list[Answer]] = {}

@@ -1,11 +1,11 @@
-"""`rcr-train learn`: a served policy is changed by what came of its picks, if the change is sure to earn more.
+"""`rcr-train learn`: change a served policy by the outcomes of its picks, if the change is sure to earn more.
 
-The policy's variants are steps from its numbers as they are (`Family.numbers`), and those of the race
-(`Family.changes`). One is chosen by estimates on one half of the logged questions. On the other half, which chose
-nothing, the interval of its gain decides whether it is written.
+The policy's variants are steps from its current numbers (`Family.numbers`), and those of the race (`Family.changes`).
+Estimates on one half of the logged questions choose one. On the other half, which had no say in the choice, the
+interval of its gain decides whether it is written.
 
-A change more than a twentieth of whose picks could hardly have been drawn takes no part: the log doesn't tell of those.
-From a policy that is far from the best, large changes are of that kind: several logs lead there in small steps.
+A change is ruled out if more than a twentieth of its picks could hardly have been drawn: the log says nothing about
+those. For a policy far from the best, large changes are of that kind; several logs get there in small steps.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ from rcr_trainer.race import Variant, together
 logger = logging.getLogger(__name__)
 
 REACHED = 0.95
-"""The least share of a variant's picks that could be drawn, by weight: the mean of its clipped weights."""
+"""Minimum share of a variant's picks that could have been drawn, by weight: the mean of its clipped weights."""
 _STEPS = (2**0.25, 2**0.5, 2.0)
-"""Factors by which a number is changed, either way. From ω = 2, forty times the default, one in five of the picks of
-0.5 could be drawn at `explore` 5 on COVR, and three in four of those of 1."""
+"""Factors by which a number is changed, either way. From ω = 2, forty times the default, one in five of the picks at
+ω = 0.5 could be drawn at `explore` 5 on COVR, and three in four of those at 1."""
 _GLANCE, _HOPELESS = 500, 0.8
-"""Questions on which less than this share of a variant's picks could be drawn, so that no more are looked at."""
+"""A variant is given up if less than this share of its picks could be drawn on this many questions."""
 _TOGETHER = 3
-"""Changes that are tried together."""
+"""The most changes tried in combination."""
 _AGREES = 0.05
 """How far the log-probability of a question's picks may be from the logged one; beyond, something else drew them."""
 
@@ -56,7 +56,8 @@ _AGREES = 0.05
 class Change(NamedTuple):
     """What was learnt.
 
-    Outcome and gain are means over the questions that didn't choose it, with the ends of the gain's 95 % interval.
+    Outcome and gain are means over the questions that didn't choose the variant; low and high are the ends of the
+    gain's 95 % interval.
     """
 
     variant: Variant
@@ -76,8 +77,8 @@ class Logged:
         picks: (B, k) positions in the pool.
         log_probs: (B, k) of each pick, as logged.
         outcomes: (B,).
-        explore: (B,) the retriever's.
-        groups: numbers (B,) and (N,) of the groups of questions and examples; see `off_policy.walk`.
+        explore: (B,) the retriever's setting.
+        groups: group numbers of questions (B,) and examples (N,); see `off_policy.walk`.
     """
 
     asked: NDArray[np.int64]
@@ -88,18 +89,18 @@ class Logged:
     groups: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def only(self, at: NDArray[Any] | slice) -> Logged:
-        """Some of them."""
+        """Some of the questions."""
         arrays = {name: getattr(self, name)[at] for name in ("asked", "picks", "log_probs", "outcomes", "explore")}
         return replace(self, **arrays, groups=(self.groups[0][at], self.groups[1]))
 
 
 def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], seed: int = 0, **how: Any) -> Change:
-    """Learn a change of a served policy from a log, and write the changed retriever, if it is sure to earn more.
+    """Learn a change of a served policy from a log, and write the changed retriever if it is sure to earn more.
 
-    `questions` has texts by digest, beside those in the log and the pool; `how` is for `from_pretrained`.
+    `questions` has texts by digest, beside those in the log and the pool; `how` is passed to `from_pretrained`.
 
     Raises:
-        DataError: the log has too little of the served policy, or no change is sure to earn more.
+        DataError: the log has too few questions of the served policy, or no change is sure to earn more.
     """
     retriever = SequentialCompositionalRetriever.from_pretrained(served, **how)
     known = {digest(str(item.source)): item.source for item in _pool(retriever).items()}
@@ -115,7 +116,7 @@ def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], s
 
 
 def told(change: Change) -> str:
-    """A change in a line."""
+    """A change in one line."""
     values = {name: f"{value:.3g}" if isinstance(value, float) else value for name, value in change.variant.items()}
     what = ", ".join(f"{name} {value}" for name, value in values.items()) or "none"
     return (
@@ -125,7 +126,7 @@ def told(change: Change) -> str:
 
 
 class Policy:
-    """The served policy, and its variants, over logged questions."""
+    """The served policy and its variants over logged questions."""
 
     def __init__(self, retriever: SequentialCompositionalRetriever, seed: int = 0) -> None:
         self.retriever, self.model, self.seed = retriever, retriever.store.encoder, seed
@@ -140,7 +141,7 @@ class Policy:
 
     @property
     def changes(self) -> list[Variant]:
-        """The variants that picks can tell; the order of a prompt isn't logged."""
+        """The variants that picks can judge; the order of a prompt isn't logged."""
         model, found = self.model, list[Variant]()
         for step, (name, value) in product(_STEPS, model.family.numbers(model.encoders, self._settings).items()):
             found += [{name: value * step}, {name: value / step}]
@@ -156,12 +157,12 @@ class Policy:
 
     @contextmanager
     def varied(self, variant: Variant, logged: Logged) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
-        """E_x of questions and the pool's vectors under a variant, which the model is meanwhile."""
+        """E_x of the questions and the pool's vectors under a variant; the model is that variant within the block."""
         with self.model.varied(variant):
             yield self.model.query.vectors(self._questions)[logged.asked], self.model.pool_vectors(*self._pool)
 
     def follow(self, variant: Variant, logged: Logged, *, draws: bool = True) -> tuple[FloatArray, NDArray[np.int64]]:
-        """Log-probabilities (B, k) of the logged picks under a variant, and picks that it draws (B, k)."""
+        """Log-probabilities (B, k) of the logged picks under a variant, and picks (B, k) that it draws."""
         with self.varied(variant, logged) as (queries, pool):
             state, tau, groups = self.model.state(), logged.explore * self._settings.tau, logged.groups
             _, log_probs = walk(queries, state, pool, tau, groups, picks=logged.picks)
@@ -180,14 +181,14 @@ class Policy:
 class Estimates:
     """Estimates of what variants earn on logged questions.
 
-    The model of the outcome is fitted to `fitted`; None: to each half of `logged` for the other.
+    The outcome model is fitted to `fitted`; if None, to each half of `logged` to predict the other.
     """
 
     def __init__(self, policy: Policy, logged: Logged, fitted: Logged | None = None) -> None:
         self._policy, self._logged, self._fitted = policy, logged, fitted
 
     def of(self, variant: Variant) -> tuple[FloatArray, float]:
-        """What a variant earns more on each question (B,), and the share of its picks that could be drawn."""
+        """How much more a variant earns on each question (B,), and the share of its picks that could be drawn."""
         log_probs, drawn = self._policy.follow(variant, self._logged)
         weight, new = weights(log_probs, self._logged.log_probs), self._policy.described(self._logged, drawn)
         expected, expected_new = np.empty(len(new)), np.empty(len(new))
@@ -196,9 +197,9 @@ class Estimates:
         return gains(weight, self._logged.outcomes, expected, expected_new), float(weight.mean())
 
     def low(self, variant: Variant) -> float | None:
-        """The mean of what a variant earns more less two standard errors, those of the questions' totals.
+        """A variant's mean gain minus two standard errors, computed from totals by question.
 
-        None: not enough of its picks could be drawn.
+        None if not enough of its picks could be drawn.
         """
         some = self._logged.only(slice(_GLANCE))
         log_probs, _ = self._policy.follow(variant, some, draws=False)
@@ -214,7 +215,7 @@ class Estimates:
 
     @cached_property
     def _fitting(self) -> list[tuple[NDArray[np.bool_], FloatArray, FloatArray]]:
-        """Which questions are predicted by what: features and outcomes of others."""
+        """Which questions are predicted from which other questions' features and outcomes."""
         if self._fitted is not None:
             features = self._policy.described(self._fitted, self._fitted.picks)
             return [(np.ones(len(self._logged.asked), dtype=bool), features, self._fitted.outcomes)]
@@ -223,13 +224,13 @@ class Estimates:
 
 
 def choose(policy: Policy, logged: Logged) -> Change:
-    """The variant that is surest to earn more by one half of the questions, judged on the other."""
+    """The variant surest to earn more by one half of the questions, judged on the other half."""
     first = halves(logged.asked, policy.seed)
     choosing, judging = logged.only(first), logged.only(~first)
     estimates = Estimates(policy, choosing)
 
     def surest(variants: Iterable[Variant]) -> list[tuple[float, Variant]]:
-        """With the lower end of the interval of what each earns more, the surest first; those that can be told."""
+        """The variants that can be judged, surest first, each with the lower end of its gain's interval."""
         told = [(low, variant) for variant in variants if (low := estimates.low(variant)) is not None]
         return sorted(told, key=itemgetter(0), reverse=True)
 
@@ -244,7 +245,7 @@ def choose(policy: Policy, logged: Logged) -> Change:
 
 
 def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
-    """The questions of a log that tell of a served policy; where too few do, a `DataError` counts why."""
+    """The questions of a log that are usable for a served policy; if too few are, a `DataError` counts the reasons."""
     places = {row.id: at for at, row in enumerate(policy.retriever.store.index.rows())}
     why = Counter[str]()
     found: list[tuple[Outcome, str]] = []
@@ -275,7 +276,7 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
 
 
 def _lacking(each: Outcome, policy: str, places: Mapping[str, int]) -> str:
-    """Why a logged question tells nothing."""
+    """Why a logged question is unusable; empty if it is usable."""
     if each.policy != policy:
         return "of another policy"
     if each.outcome is None:
@@ -297,7 +298,7 @@ def _arrays(found: Sequence[tuple[Outcome, str]], places: Mapping[str, int], pol
     field, values = policy.retriever.picks_within, dict[str, int]()
     examples = (row.example for row in policy.retriever.store.index.rows())
     group = np.array([values.setdefault(repr(example.get(field)), len(values)) for example in examples], dtype=np.int64)
-    # A question is of the group that its picks are of.
+    # A question's group is that of its picks.
     return Logged(asked, picks, np.log(chances), outcomes, explore, (group[picks[:, 0]], group))
 
 

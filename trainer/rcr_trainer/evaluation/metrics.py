@@ -1,8 +1,8 @@
-"""The measures as functions of arrays, and intervals of their differences by a bootstrap.
+"""The measures as functions of arrays, and bootstrap intervals of their differences.
 
 Structures are sparse binary matrices: gold (B, S) for B queries, pool (N, S); picks are positions (B, k). The bootstrap
-draws programs, with all their questions, since the questions of one program succeed and fail together. Taken for
-independent draws, they made intervals on text-to-SQL a third as wide as these.
+draws programs with all their questions, since the questions of one program succeed and fail together. Treating them as
+independent made intervals on text-to-SQL a third as wide as these.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.evaluation.report import OURS, Interval
 
 FEW_PROGRAMS = 30
-"""With fewer different programs there is no interval: the percentiles of a bootstrap of few clusters are too narrow."""
+"""With fewer different programs there is no interval: percentiles of a bootstrap over few clusters are too narrow."""
 DRAWS = 2000
 
 
 def cluster_bootstrap(
     values: np.ndarray, clusters: Sequence[Hashable], draws: int = DRAWS, seed: int = 0
 ) -> np.ndarray:
-    """Means (draws, M) over questions when their clusters are drawn anew: as many as there are, with replacement.
+    """Means (draws, M) over questions when their clusters are resampled: as many as there are, with replacement.
 
-    The values (B, M) are those of B questions in M comparisons, all of which see the same draws.
+    The values (B, M) are those of B questions in M comparisons, which all see the same draws.
     """
     numbers: dict[Hashable, int] = {}
     members = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
@@ -34,24 +34,24 @@ def cluster_bootstrap(
     rng, even = np.random.default_rng(seed), np.full(len(numbers), 1 / len(numbers))
     means = np.empty((draws, values.shape[1]))
     for block in row_blocks(draws, len(numbers)):
-        times = rng.multinomial(len(numbers), even, size=len(means[block])).astype(np.float64)  # each cluster is drawn
+        times = rng.multinomial(len(numbers), even, size=len(means[block])).astype(np.float64)  # draws of each cluster
         means[block] = times @ sums / (times @ sizes)[:, None]
     return means
 
 
 def interval_of(values: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
-    """(2, M) the 2.5th and the 97.5th percentile of the bootstrapped means of values (B, M)."""
+    """(2, M) the 2.5th and 97.5th percentiles of the bootstrapped means of values (B, M)."""
     ends: np.ndarray = np.quantile(cluster_bootstrap(values, clusters), [0.025, 0.975], axis=0)
     return ends
 
 
 def paired_intervals(rates: Mapping[str, np.ndarray], programs: Sequence[Hashable]) -> dict[str, Interval]:
-    """The 95 % interval of ours less each other selector, in points.
+    """The 95 % interval of ours minus each other selector, in points.
 
-    Of (B,) rates from 0 to 1 by selector; questions with one gold program (`programs`) are drawn together.
+    From (B,) rates from 0 to 1 by selector; questions with the same gold program (`programs`) are drawn together.
 
     Returns:
-        By selector, ours excepted; empty without ours, or with fewer than FEW_PROGRAMS different programs.
+        By selector, except ours; empty without ours, or with fewer than FEW_PROGRAMS different programs.
     """
     others = [name for name in rates if name != OURS]
     if OURS not in rates or not others or len(set(programs)) < FEW_PROGRAMS:

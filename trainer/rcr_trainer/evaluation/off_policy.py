@@ -1,9 +1,9 @@
-"""What another policy would have earned on logged questions, from the picks that were drawn there. Arrays only.
+"""Estimates what another policy would have earned on logged questions, from the picks drawn there. Arrays only.
 
 Each logged sequence of picks has a weight, how much more probable the other policy makes it (inverse propensity scores,
-Horvitz and Thompson, 1952), clipped so that no question decides alone. Picks of the other policy earn what a model of
-the outcome predicts for them, and the weights are left with its errors: the estimate is doubly robust (Dudik, Langford
-and Li, 2011), right where either the weights or the model are.
+Horvitz and Thompson, 1952), clipped so that no question decides alone. An outcome model predicts what the other
+policy's own picks earn, and the weights only correct its errors. So the estimate is doubly robust (Dudik, Langford and
+Li, 2011): right if either the weights or the model are.
 
 Both policies draw as the served one did: among the best candidates, at the temperature of the question.
 """
@@ -27,7 +27,7 @@ IntArray = NDArray[np.int64]
 CLIP = 50.0
 """The largest weight of a question."""
 _RIDGE = 1.0
-"""Added to the squares of standardised features: less than one question's worth each."""
+"""Added to the squares of standardised features; worth less than one question each."""
 
 
 def walk(
@@ -41,17 +41,17 @@ def walk(
     k: int = 0,
     random: np.random.Generator | None = None,
 ) -> tuple[IntArray, FloatArray]:
-    """Follow picks, or draw some, as a served policy that explores does (`Options.explore`).
+    """Follow given picks, or draw some, as a served policy that explores does (`Options.explore`).
 
     Args:
         queries: E_x, (B, D).
         state: how picks compose.
         pool: (N, D).
         tau: (B,) the temperature of each question's draws.
-        allowed: numbers (B,) and (N,): a question gets examples with its number.
+        allowed: numbers (B,) and (N,): a question gets only examples with its number.
         picks: (B, k) those to follow; None: draw.
         k: how many to draw.
-        random: what draws.
+        random: the generator to draw with.
 
     Returns:
         Picks (B, k), and the log-probability of each (B, k); −inf where one can't be drawn.
@@ -79,19 +79,19 @@ def walk(
 
 
 def _beyond(logits: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
-    """Which of (B, N) logits are not among the best of their row; of equal ones the first are."""
+    """Which of (B, N) logits are not among the `count` best of their row; of equal ones, the first count as best."""
     if logits.shape[1] <= count:
         return np.zeros_like(logits, dtype=bool)
     least = np.partition(logits, -count, axis=1)[:, -count, None]
     beyond = logits < least
-    for row in np.flatnonzero(beyond.sum(axis=1) < logits.shape[1] - count):  # equal ones at the end
+    for row in np.flatnonzero(beyond.sum(axis=1) < logits.shape[1] - count):  # ties at the cut
         level = np.flatnonzero(logits[row] == least[row])
         beyond[row, level[count - np.count_nonzero(logits[row] > least[row]) :]] = True
     return beyond
 
 
 def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors, picks: IntArray) -> FloatArray:
-    """What the outcome is predicted by, (B, 2k): the logit of each pick in its state, and for the question alone."""
+    """The predictors of the outcome, (B, 2k): each pick's logit in its state, and its logit for the question alone."""
     start = current = state.start(queries)
     columns = []
     for step, chosen in enumerate(picks.T):
@@ -103,7 +103,7 @@ def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors
 
 
 def predicted(features: FloatArray, outcomes: FloatArray, *others: FloatArray) -> list[FloatArray]:
-    """Predictions for `others` (M, F) of a ridge regression of outcomes (B,) on features (B, F)."""
+    """Predictions for `others` (M, F) by a ridge regression of outcomes (B,) on features (B, F)."""
     mean, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1.0
     scaled = (features - mean) / spread
@@ -113,19 +113,19 @@ def predicted(features: FloatArray, outcomes: FloatArray, *others: FloatArray) -
 
 
 def weights(new: FloatArray, logged: FloatArray) -> FloatArray:
-    """(B,) clipped weights of sequences, from log-probabilities (B, k) under a policy and those they were drawn by."""
+    """(B,) clipped weights of sequences, from log-probabilities (B, k) under the new policy and the logged ones."""
     with np.errstate(over="ignore"):
         ratios: FloatArray = np.exp((new - logged).sum(axis=1))
     return np.minimum(ratios, CLIP)
 
 
 def gains(weight: FloatArray, outcomes: FloatArray, expected: FloatArray, expected_new: FloatArray) -> FloatArray:
-    """What a policy earns more on each question, (B,); its mean is the doubly robust estimate."""
+    """How much more the new policy earns on each question, (B,); the mean is the doubly robust estimate."""
     return expected_new + weight * (outcomes - expected) - outcomes
 
 
 def halves(questions: IntArray, seed: int) -> NDArray[np.bool_]:
-    """Which of the questions (B,), given by number, are in the first half (B,): equal ones are in the same."""
+    """Which of the questions (B,), given by number, are in the first half, (B,); equal ones share a half."""
     numbers = np.unique(questions)
     first = np.random.default_rng(seed).permutation(numbers)[: (len(numbers) + 1) // 2]
     return np.isin(questions, first)

@@ -1,4 +1,4 @@
-"""The baselines of a run's comparison: what they need and what that costs, how they are built for a pool and tuned."""
+"""The baselines of a run's comparison: what they need, what that costs, and how they are built and tuned for a pool."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ from rcr_trainer.settings import Settings
 logger = logging.getLogger(__name__)
 
 _POOL_QUERIES = 200
-"""About as many of the pool's examples stand in for development queries."""
+"""About this many of the pool's examples stand in for missing development queries."""
 
 
 @dataclass(slots=True)
 class PlainSelectors:
-    """Baselines by name; the other fields are those of the report."""
+    """Baselines by name; the other fields are as in the report."""
 
     selectors: dict[str, Baseline] = field(default_factory=dict)
     left_out: dict[str, str] = field(default_factory=dict)
@@ -61,12 +61,12 @@ def plain_selectors(
 ) -> PlainSelectors:
     """Build the baselines for one pool.
 
-    One is left out that lacks a resource, can't load its model or can't learn (the language model scores no texts, or
-    its budget is spent).
+    A baseline is left out if it lacks a resource, can't load its model or can't learn (the language model scores no
+    texts, or its budget is spent).
 
     Args:
         pool: the candidates.
-        resources: what the baselines need. Each embeds the questions of pool and dev again, so `embed` should keep
+        resources: what the baselines need. Each embeds the questions of pool and dev again, so `embed` should cache
             their vectors.
         dev: queries on which trade-offs are chosen.
         k: picks that they are chosen for, and that `select_examples` returns.
@@ -84,7 +84,7 @@ def plain_selectors(
         try:
             selector = baseline(examples, k=k, **vars(resources))
             if "score" in baseline.needs:
-                selector.pick([], k)  # It learns before it picks.
+                selector.pick([], k)  # makes it learn
         except (InputError, UnscoredError, BudgetExceeded, TooLongError) as error:
             plain.left_out[name] = str(error)
             plain.unpaid |= isinstance(error, BudgetExceeded)
@@ -96,10 +96,10 @@ def plain_selectors(
 
 
 def choose(selector: Baseline, pool: Sequence[Example], dev: Sequence[Example], exclude: Exclude = None) -> Choice:
-    """Give a selector the value of its trade-off with the highest coverage on dev; the first of equals.
+    """Set a selector's trade-off to the value with the highest coverage on dev, the first of equals.
 
-    Where no dev query counts, the pool's own examples are the queries, each barred from its own question; where the
-    pool is too small for that, the selector keeps its value. The arguments are those of `plain_selectors`.
+    Without usable dev queries, the pool's own examples are the queries, each barred from its own question; if the pool
+    is too small for that, the selector keeps its value. The arguments are those of `plain_selectors`.
     """
     parameter, grid = cast("TradeOff", selector.trade_off)
     k, spec = selector.k, selector.resources.spec
@@ -141,9 +141,9 @@ def learners(config: Settings) -> list[str]:
 
 
 def try_scoring(config: Settings, task: Task) -> None:
-    """Where selectors learn from a server's scores, have it score one text before training pays for answers.
+    """If selectors learn from a server's scores, have it score one text before training pays for answers.
 
-    Logs who will be left out if it can't.
+    Logs which selectors will be left out if it can't.
     """
     names = learners(config)
     if not names or config.llm.kind == "local":
@@ -158,7 +158,7 @@ def try_scoring(config: Settings, task: Task) -> None:
 
 
 def texts_at_most(config: Settings, task: Task) -> int:
-    """How many texts the language model scores at most for the baselines to learn from."""
+    """The most texts that the language model scores to teach the baselines."""
     options, k, pool = config.baselines, config.k, len(task.pool)
     queries = min(pool, options.queries or pool)
     return sum(get_baseline(name).texts(options, queries, k) for name in learners(config))
@@ -179,13 +179,13 @@ def count_selectors(config: Settings, task: Task) -> int:
 def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:
     """What the baselines of a run's comparison may need.
 
-    They share the policy's frozen encoder where they use the same model.
+    Those that use the policy's frozen model share its encoder.
     """
     config = run.config
     queries = [*task.dev, *task.test]
 
     def encode(selector: str, base: str) -> Embed:
-        name = getattr(config.evaluation, selector, base)  # the settings' model in place of the selector's own
+        name = getattr(config.evaluation, selector, base)  # the settings' model overrides the selector's own
         encoder = TransformerEncoder(name, max_length=config.model.max_length).to(device_of(config))
         return lambda texts: encoder.encode([Item(text) for text in texts])
 
@@ -204,9 +204,9 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
 
 
 def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[Item]], TriEncoder] | None:
-    """Builds untrained encoders of texts from the pool's items: those of the run's family, if it reads texts.
+    """A function that builds untrained text encoders from the pool's items, of the run's family if that reads texts.
 
-    None where it reads structures and the settings name no model for its questions.
+    None if the family reads structures and the settings name no model for its questions.
     """
     family, settings = get_family(config.model.family), config.model.model_dump(exclude={"family"})
     if family.structured:
@@ -232,15 +232,15 @@ def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[It
 
 
 def _embeddings(config: Settings) -> str | None:
-    """The model of the selectors that compare embeddings, if there is one."""
+    """The embedding selectors' model, if there is one."""
     return config.evaluation.embeddings or config.model.pretrained
 
 
 def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     """The baselines' embeddings, by the model that the settings name or the retriever's own.
 
-    The vectors of the pool and of the queries that trade-offs are chosen on are kept. The queries that are measured are
-    embedded each time, because their encoding is a part of the latencies.
+    Vectors of the pool and of the queries for choosing trade-offs are cached. Measured queries are embedded each time,
+    because their encoding is part of the latencies.
     """
     config, name = run.config, _embeddings(run.config)
     if name is None or not any("embed" in get_baseline(selector).needs for selector in compared(config)):
@@ -260,7 +260,7 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
 
 
 def _token_embedder(config: Settings) -> EmbedTokens | None:
-    """The same model's embeddings of tokens, loaded at the first call; None where it gives none."""
+    """The same model's token embeddings, loaded at the first call; None if it gives none."""
     name = _embeddings(config)
     if name is None or name.startswith("langchain:"):
         return None

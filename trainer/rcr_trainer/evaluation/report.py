@@ -1,7 +1,7 @@
-"""What an evaluation leaves on disk: evaluation.json, its figures, and picks.jsonl, who picked what.
+"""What an evaluation leaves on disk: its figures in evaluation.json, and who picked what in picks.jsonl.
 
-Rates are in percent, latencies in milliseconds. picks.jsonl has a line for each example that anyone picked, then a line
-for each question, in which examples are the numbers of their lines, from 0.
+Rates are in percent, latencies in milliseconds. picks.jsonl has a line for each example that any selector picked, then
+a line for each question, which refers to examples by their line numbers, from 0.
 """
 
 from __future__ import annotations
@@ -28,30 +28,30 @@ WITHOUT_RL = "rcr_without_rl"
 Metric: TypeAlias = Literal["coverage", "full_coverage", "exact_match", "execution"]
 Interval: TypeAlias = tuple[float, float]
 Kind: TypeAlias = Literal["trained", "plain", "oracle"]
-"""Ours are trained; an oracle sees the gold program; all others are plain, also those that learn from scores."""
+"""Ours are trained; an oracle sees the gold program; all others are plain, including those that learn from scores."""
 
 
 @dataclass(slots=True)
 class SelectorScores:
     """One selector's figures, for the report's k.
 
-    Those from `exact_match` on are None where no language model was asked.
+    Fields from `exact_match` on are None where no language model was asked.
 
     Args:
         kind: what it needs to pick.
-        coverage: share of the gold program's structures that the picks have together, mean over queries, %.
-        full_coverage: queries for which none is missing, %.
+        coverage: share of the gold program's structures that the picks cover together, mean over queries, %.
+        full_coverage: queries with no structure missing, %.
         prompt_length: characters of the picks' questions and programs, mean over queries.
         latency_ms: one query alone with its encoding, ms: median of 25, each the shortest of three calls.
         latency_batch_ms: a query among 64 picked together, likewise.
         exact_match: answers that are the gold program, %.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %.
         no_program: answers that hold no program, %.
-        execution: answers with the gold program's result, of those that can be told, %; None without a database.
+        execution: answers with the gold program's result, of those that can be compared, %; None without a database.
         prompt_tokens: as the language model counts them, mean over the queries asked.
         completion_tokens: likewise.
-        cost: dollars for a thousand queries, were each prompt asked anew; None without prices.
-        intervals: by metric, the 95 % interval of rcr's figure less this one, points (`metrics.paired_intervals`).
+        cost: dollars per thousand queries, if every prompt were asked anew; None without prices.
+        intervals: by metric, the 95 % interval of rcr's figure minus this one, points (`metrics.paired_intervals`).
     """
 
     kind: Kind
@@ -90,8 +90,8 @@ class Choice:
 
     Args:
         parameter: its name.
-        value: the one chosen.
-        coverage: by value, %, on the queries it was chosen on.
+        value: the value chosen.
+        coverage: by value, %, on the queries used to choose.
         n: how many queries those were.
         chosen_on: "dev"; "pool" for want of dev; "nothing" where the default was kept.
     """
@@ -105,16 +105,16 @@ class Choice:
 
 @dataclass(slots=True)
 class AnswersAsked:
-    """Who answered, given the selectors' picks.
+    """The language model that answered, given the selectors' picks.
 
     Args:
         model: its name.
         n: queries asked; the figures of answers are for these alone.
         programs: different gold programs among them.
-        missing: why some selectors have no answers; empty: all have.
+        missing: why some selectors have no answers; empty if all have.
         unpaid: whether that is because the budget was spent.
         order: of our picks in a prompt.
-        told: questions whose gold program's result is known, which `execution` is about; 0 without a database.
+        told: questions whose gold program's result is known, the basis of `execution`; 0 without a database.
     """
 
     model: str
@@ -141,12 +141,12 @@ class EvaluationReport:
         part: which of the split's queries, "test" or "dev".
         skipped_queries: left out because their gold program doesn't parse.
         left_out: selectors that were not run, with the reason.
-        unpaid: some were not because the language model's budget was spent.
+        unpaid: whether some were left out because the language model's budget was spent.
         trade_offs: how selectors' trade-offs were chosen.
-        repeated: test queries whose question and program are an example of the pool, too.
-        answers: the language model that was asked, if one was.
+        repeated: test queries whose question and program are also an example of the pool.
+        answers: the language model that was asked, if any.
         changed: the settings that differ from the run's config.yaml, as in "evaluation.k (4, now 6)".
-        advice: what all this comes to, in a paragraph.
+        advice: the conclusion, in a paragraph.
         versions: of the libraries.
         format_version: of this file.
     """
@@ -177,11 +177,11 @@ class EvaluationReport:
 
     @property
     def right(self) -> Metric:
-        """By what answers are right: their results, where a database tells them, else exact match."""
+        """The metric that decides whether answers are right: their results, given a database, else exact match."""
         return "execution" if self.answers is not None and self.answers.told else "exact_match"
 
     def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
-        """Name and figure (%) of the best plain selector, the first of equals; without examples nothing is covered."""
+        """Name and figure (%) of the best plain selector, the first of equals; for coverage, not `no_examples`."""
         none = () if metric in ("exact_match", "execution") else (NO_EXAMPLES,)
         plain = {name: each for name, each in self.selectors.items() if each.kind == "plain" and name not in none}
         found = [(name, figure) for name, each in plain.items() if (figure := getattr(each, metric)) is not None]
@@ -217,16 +217,16 @@ class EvaluationReport:
 
 @dataclass(slots=True)
 class Picked:
-    """One selector's picks for one question; from `answer` on None where no language model was asked.
+    """One selector's picks for one question; fields from `answer` on are None where no language model was asked.
 
     Args:
         kind: what the selector needs to pick.
         picks: the k examples, in pick order.
-        covered: for each of the question's structures the number of the first pick that has it, from 1; 0: none has.
+        covered: for each of the question's structures, the number of the first pick that has it, from 1; 0 if none.
         answer: the program that the language model answered with, if any.
         exact: whether that is the gold program.
         jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1.
-        execution: whether both give the same result; None also where that can't be told.
+        execution: whether both give the same result; None also where that is unknown.
     """
 
     kind: Kind
@@ -246,7 +246,8 @@ class Question:
         id: of the question.
         question: its text.
         gold: its gold program.
-        program: the same up to anonymised values, in a canonical form; intervals draw the questions of one together.
+        program: the gold program in a canonical form, values anonymised; intervals draw questions with the same one
+            together.
         structures: the gold program's, sorted.
         selectors: what each selector picked, by name.
         fields: the question's further fields; not in the file.
@@ -309,7 +310,7 @@ def read_picks(directory: str | Path) -> list[Question]:
 
 
 def _first_of(error: ValidationError) -> str:
-    """The first fault, and where it is."""
+    """The first fault and its place."""
     first = error.errors()[0]
     return ": ".join([".".join(map(str, first["loc"])), first["msg"]]).removeprefix(": ")
 

@@ -1,4 +1,4 @@
-"""The last stage of a run: its policies beside plain selectors, and what a language model makes of each's picks."""
+"""The last stage of a run: compares its policies with plain selectors, also by a language model's answers."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ logger = logging.getLogger(__name__)
 
 
 def evaluation_stage(run: Run) -> EvaluationReport:
-    """Compare the trained retriever, after GRPO also as SFT left it (`rcr_without_rl`), with plain selectors.
+    """Compare the trained retriever, and after GRPO the one SFT left (`rcr_without_rl`), with plain selectors.
 
-    Writes picks.jsonl, evaluation.json and report.md. A first comparison writes them before a language model is asked,
-    without answers; those of an earlier one stay until it has answered.
+    Writes picks.jsonl, evaluation.json and report.md. A first comparison writes them without answers before it asks a
+    language model; a later one leaves the earlier files in place until the model has answered.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
@@ -67,7 +67,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     ours = {name: policy_picks(policy, task, evaluation.split, held_out) for name, policy in policies.items()}
     written = load_config(run.path / "config.yaml", environ={})
     changed = [change for change in differences(written, config) if change.startswith("evaluation.")]
-    # The run's account and file of answers, wherever its folder is seen from.
+    # Keep the run's account and file of answers, whatever path its folder is opened by.
     here = config.model_copy(update={"output": run.path})
     with open_language_model(here, task) if asks or learners(config) else nullcontext() as llm:
         plain = plain_selectors(
@@ -98,13 +98,13 @@ def evaluation_stage(run: Run) -> EvaluationReport:
 
 
 def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, picks: Picks) -> None:
-    """Write a comparison; an earlier one stays as long as this one lacks the answers that will be asked for."""
+    """Write a comparison, but leave an earlier one in place while this one still waits for answers."""
     if asks and report.answers is None and run.done("evaluation"):
         return
     write_picks(run.path, picks)
     report.write(run.path)
     write_text(run.path / MARKDOWN, report_text(run.config.name, report, picks))
-    # Who answered which questions is all that `evaluation.answer…` changes.
+    # `evaluation.answer…` only changes which questions are answered, so the card stays valid.
     if all(change.startswith("evaluation.answer") for change in report.changed):
         write_text(run.checkpoint / CARD, _card(run.config, policy, report))
 
@@ -112,7 +112,7 @@ def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, pi
 def policy_picks(model: TriEncoder, task: Task, split: str, held_out: HeldOut) -> PickFunction:
     """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
 
-    E_x may have been fitted to development queries: if the split is theirs, it picks for them as if it had not.
+    E_x may have been fitted to development queries; on split dev it picks for them as if it had not.
     """
     homes = {query.source: query.home for query in task.held_out(split)}
     fitted = task.dev if split == "dev" else []
@@ -130,13 +130,13 @@ def policy_picks(model: TriEncoder, task: Task, split: str, held_out: HeldOut) -
 
 
 def _policies(run: Run) -> dict[str, TriEncoder]:
-    """The run's policy, and after GRPO the one that SFT left; the pool's texts are embedded once for both."""
+    """The run's policy and, after GRPO, the one SFT left; the pool's texts are embedded once for both."""
     policies = {OURS: load_model(run.config, run.checkpoint, trust=not run.foreign)}
     shared = policies[OURS].backbone
     if run.config.grpo.enabled:
         policies[WITHOUT_RL] = before = load_model(run.config, run.sft_checkpoint, trust=not run.foreign)
         if shared is not None:
-            before.backbone = shared  # One in memory is enough.
+            before.backbone = shared  # one in memory is enough
     for policy in policies.values():
         for encoder in (policy.candidate, policy.context):
             if encoder.backbone is not None:
@@ -159,7 +159,7 @@ def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
 
 
 def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: Mapping[str, str]) -> Answerer | None:
-    """What asks the language model about each selector's picks, if the settings say so."""
+    """The answerer for the selectors' picks, if the settings ask for one."""
     settings, evaluation = config.llm, config.evaluation
     if llm is None or not evaluation.asks(settings):
         if settings.given and evaluation.answers is None:
@@ -177,9 +177,9 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: M
 
 
 def _barred(task: Task, split: str, held_out: HeldOut) -> list[Any]:
-    """For each query of a split the pool positions that no selector may pick: itself.
+    """For each query of a split, the pool positions that no selector may pick: itself.
 
-    Development queries that were taken out of training are barred from the programs of their folds, too.
+    Development queries that were taken out of training may not get the programs of their folds, either.
     """
     queries = task.held_out(split)
     if split == "dev" and taken_from(queries, task.pool):

@@ -1,4 +1,4 @@
-"""The report in Markdown: its table, which the command line shows, and report.md, question by question."""
+"""The report in Markdown: its table, which the command line shows too, and report.md, question by question."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _COMPARED: tuple[Metric, ...] = ("exact_match", "execution", "full_coverage")
 
 
 def table(report: EvaluationReport) -> list[str]:
-    """What the command line shows: a row a selector between what is compared and what else has to be known."""
+    """What the command line shows: what is compared, a row for each selector, and notes."""
     every = report.selectors.values()
     columns = [name for name in _COLUMNS if any(getattr(scores, name) is not None for scores in every)]
     rows = []
@@ -47,7 +47,7 @@ def table(report: EvaluationReport) -> list[str]:
 
 
 def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
-    """The text of report.md: the table, the verdict, intervals, and what came of two selectors' picks, by question."""
+    """The text of report.md: the table, the verdict, intervals, and the outcome of two selectors' picks by question."""
     lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
     if gaps := _intervals(report):
         lines += ["## Ours less each other, points (95 % interval)", "", *gaps, ""]
@@ -67,7 +67,7 @@ def gap_text(points: float, interval: Interval | None) -> str:
 
 
 def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]], *, aligned: bool = False) -> list[str]:
-    """The lines of a table in Markdown, numbers flush right behind the first column; `aligned` as text, too."""
+    """The lines of a Markdown table, numbers flush right after the first column; `aligned` pads the source text."""
     cells = [[cell.replace("|", r"\|") for cell in row] for row in (head, *rows)]
     widths = [max(map(len, column)) if aligned else 0 for column in zip(*cells, strict=True)]
     sides = [str.ljust, *[str.rjust] * (len(head) - 1)]
@@ -80,7 +80,7 @@ def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]], *, aligned
 
 
 def notes(report: EvaluationReport) -> list[str]:
-    """What else has to be known of a comparison, a sentence each."""
+    """What else one has to know about a comparison, a sentence each."""
     lines = [f"The run's own settings are others: {', '.join(report.changed)}."] if report.changed else []
     answers, ours = report.answers, report.selectors.get(OURS)
     if answers is not None:
@@ -101,7 +101,7 @@ def notes(report: EvaluationReport) -> list[str]:
 
 
 def _intervals(report: EvaluationReport) -> list[str]:
-    """A table of what ours has more than each other selector; empty where there are too few programs for intervals."""
+    """A table of ours minus each other selector; empty if there are too few programs for intervals."""
     ours = report.selectors.get(OURS)
     others = {name: scores for name, scores in report.selectors.items() if name != OURS}
     metrics = [metric for metric in _COMPARED if any(metric in scores.intervals for scores in others.values())]
@@ -117,7 +117,7 @@ def _intervals(report: EvaluationReport) -> list[str]:
 
 
 def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
-    """What was asked, and what came of these selectors' picks."""
+    """The question, and the outcome of these selectors' picks."""
     yield f"### {_code(question.id)} {_code(question.question)}"
     yield ""
     yield f"gold: {_code(question.gold)}"
@@ -130,7 +130,7 @@ def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
 
 
 def _outcome(question: Question, own: Picked) -> str:
-    """The answer, if one was asked for, and what the picks lack: of structures their number, of labels the names."""
+    """The answer, if one was asked for, and what the picks lack: how many structures, and which labels."""
     missing = [name for name, step in zip(question.structures, own.covered, strict=True) if not step]
     lacks = f"its picks lack {len(missing)} of {len(question.structures)} structures"
     if labels := [_code(name) for name in missing if is_label(name)]:
@@ -143,7 +143,7 @@ def _outcome(question: Question, own: Picked) -> str:
 
 
 def _code(text: str) -> str:
-    """A text as code in Markdown, on one line: nothing in it is taken for markup."""
+    """A text as inline code in Markdown, on one line, so that nothing in it reads as markup."""
     line = " ".join(text.split())
     fence = "`" * (1 + max(map(len, re.findall("`+", line)), default=0))
     return f"{fence} {line} {fence}" if "`" in line else f"{fence}{line}{fence}"
