@@ -1,4 +1,4 @@
-"""The `structure` family: an example by the structures of its own program, a question by those that it will need."""
+"""The `structure` family: represents an example by its program's structures, a question by those it will need."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ if TYPE_CHECKING:
     from langchain_rcr.programs import ProgramSpec
 
 FADE, FADE_OF_MANY = 4.0, 2.0
-"""p (`State`), where examples have homes the second."""
+"""p (`State`); the second is for examples with homes."""
 LENGTH_PENALTY, WORDING, HOME = 1.0, 0.05, 0.3
-"""α, ω and what a home counts. They and p were chosen by language models on held-out training questions
-(docs/results.md)."""
+"""α, ω and the weight of a shared home. These and p were chosen by language models' results on held-out training
+questions (docs/results.md)."""
 COST, COST_OF_MANY = 0.01, 0.05
-"""ε (`NeedEncoder`), where examples have homes the second. The first was the best or nearly so on folds of twelve tasks
-(COVR, GeoQuery, SQL of one database). Chosen for each task by its own folds, picks for test questions were no better on
-sixteen. γ of 0.7 and 0.5, with an ε that suits them, were no better. The second was chosen by a language model's right
-rows on folds of Spider (docs/results.md)."""
+"""ε (`NeedEncoder`); the second is for examples with homes. The first was the best or nearly so on folds of twelve
+tasks (COVR, GeoQuery, SQL of one database). Choosing ε per task on its own folds gave no better test picks on sixteen
+tasks. Nor did γ of 0.7 and 0.5 with an ε that suits them. The second was chosen by how many of a language model's rows
+were right on folds of Spider (docs/results.md)."""
 COLUMNS, COLUMNS_OF_MANY = 1680, 6000
-"""The most structures: with the spare columns, the longest vectors that pgvector indexes, which no database or grammar
-that we know fills; or of many databases, of which 1,680 left out a sixth of the labels that Spider's questions need."""
+"""The most structures. With the spare columns, 1,680 make the longest vectors that pgvector indexes; no single database
+or grammar that we know fills them. The second is for many databases: 1,680 left out a sixth of the labels that Spider's
+questions need."""
 LANDMARKS = 4000
 LEAST = 1e-6
-"""Numbers below count as this: a power of 0 has no slope, and 0 no logarithm."""
+"""Smaller numbers are raised to this: a power of 0 has no slope, and 0 no logarithm."""
 _GAP = 3
-"""Words between two words of a question that still count as a pair."""
+"""Two words of a question count as a pair with at most this many words between them."""
 
 
 class StructureSettings(ModelSettings):
@@ -130,7 +131,7 @@ class StructureFamily(Family):
         seed: int,
         numpy: bool = False,
     ) -> Encoders:
-        """See `Family.build`; nothing in it is random before `fit`."""
+        """See `Family.build`; nothing is random before `fit`."""
         from langchain_rcr.families.ngrams import NgramVocabulary
         from langchain_rcr.families.structure.homes import HOMES
         from langchain_rcr.families.structure.inventory import Inventory
@@ -176,7 +177,7 @@ class StructureFamily(Family):
         begin(encoder, questions, seed=seed)
 
     def vary(self, encoders: Any, settings: StructureSettings, changes: Mapping[str, Any]) -> StructureSettings:
-        """See `Family.vary`; also how many times a single `label` counts, and ε, the `cost` of what isn't needed."""
+        """See `Family.vary`; also the weight of a single `label`, and ε, the `cost` of what isn't needed."""
         query, _, candidate = encoders
         named = {name: value for name, value in changes.items() if name not in ("label", "cost")}
         changed: StructureSettings = super().vary(encoders, settings, named)
@@ -193,13 +194,13 @@ class StructureFamily(Family):
         return FADE_OF_MANY if encoders[0].homes else FADE
 
     def changes_to(self, encoders: Any, settings: StructureSettings) -> Sequence[Mapping[str, Any]]:
-        """See `Family.changes_to`: not a number that is so already, nor what a home counts where there are none."""
+        """See `Family.changes_to`; omits numbers that are set already, and the weight of homes where there are none."""
         now = {name: round(number, 6) for name, number in self.numbers(encoders, settings).items()}
         changes = [change for change in self.changes if not change.items() <= now.items()]
         return [change for change in changes if encoders[0].homes or "home" not in change]
 
     def numbers(self, encoders: Any, settings: StructureSettings) -> dict[str, float]:
-        """See `Family.numbers`: with λ p, α and ω, and those of `vary`."""
+        """See `Family.numbers`: λ, p, α and ω, and those of `vary`."""
         query, kept = encoders[0], encoders[0].tensors()
         learnt = {name: math.exp(kept[array].flat[0]) for name, array in _logarithms(query).items()}
         named = {"fade": float(settings.fade or 0), "length_penalty": settings.length_penalty}
@@ -216,5 +217,5 @@ class StructureFamily(Family):
 
 
 def _logarithms(query: Any) -> dict[str, str]:
-    """What `vary` calls arrays of E_x whose first number is the logarithm."""
+    """The names that `vary` uses → the arrays of E_x whose first number is the logarithm."""
     return {"label": "by_size", "cost": "cost", "words": "wording"} | ({"home": "homing"} if query.homes else {})

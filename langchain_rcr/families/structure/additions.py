@@ -1,11 +1,11 @@
-"""What examples teach that were added after training, without a new fit.
+"""What examples added after training teach, without a new fit.
 
-Their questions become landmarks beside those of training: ridge regression over all of them, by the inverse of a block
-matrix. So an added question is known to need what its own program has.
+Their questions become landmarks beside the training questions. The inverse of a block matrix extends the ridge
+regression to all of them, so an added question is known to need what its own program has.
 
 A label that no training program has takes a few of the columns that every vector keeps spare; its name decides which.
-Processes that share a pool agree on them without a word, and vectors that are stored stay valid. The kernel predicts
-these columns as it does the others; beside it a noisy-OR over phrases (`cues`) knows words that training never saw.
+So processes that share a pool agree on them without communicating, and stored vectors stay valid. The kernel predicts
+these columns like the others. A noisy-OR over phrases (`cues`) adds words that training never saw.
 """
 
 from __future__ import annotations
@@ -29,15 +29,14 @@ MOST = 1000
 """Added questions that become landmarks; memory grows with the square of all landmarks. Later ones still teach new
 labels."""
 MISSED = 30.0
-"""What it costs to take a question that needs a new label for one that doesn't, in units of the converse: an answer is
-wrong without the label; an example shown for nothing takes the place of one of k. With 3, 16 and 23 of 100 questions of
-scholar (SQL) that needed one of two new labels weren't shown it, with 30 3 and 4 (test questions, the others' coverage
-the same)."""
+"""The cost of missing a question that needs a new label, relative to a false alarm. Without the label the answer is
+wrong; an example shown needlessly only takes one of k places. Of 100 test questions of scholar (SQL) that needed one of
+two new labels, 16 and 23 weren't shown it with 3, and 3 and 4 with 30, at the same coverage of the other questions."""
 _Floats = NDArray[np.float32]
 
 
 class Additions(Vocabulary):
-    """The added examples that E_x has taken in."""
+    """The added examples that E_x has learnt from."""
 
     def __init__(self, items: Sequence[Item]) -> None:
         self.items = tuple(items)
@@ -60,7 +59,7 @@ class Joined:
         landmarks: the training questions.
         inverse: (M + A, M + A) the inverse G of the kernel plus the ridge.
         dual: (M + A, C) weights of the columns, the spare ones last.
-        mean: (C,) what is predicted where nothing is near.
+        mean: (C,) the prediction where nothing is near.
         added: the added questions; None: there are none yet.
     """
 
@@ -90,7 +89,7 @@ class Joined:
 
 
 class NewLabels:
-    """Who needs a label that came in after training, by column; fitted when made.
+    """Which questions need labels that appeared after training, by column; fitted on construction.
 
     Args:
         joined: the regression with the added questions.
@@ -102,11 +101,11 @@ class NewLabels:
     def __init__(self, joined: Joined, targets: _Floats, questions: Sequence[str], vocabulary: NgramVocabulary) -> None:
         trained = len(joined.dual) - len(targets)
         every = np.concatenate([np.zeros((trained, SPARE), dtype=np.float32), targets])
-        # What is predicted for each landmark without it: y − α / G_ii (`without_folds`).
+        # The leave-one-out prediction for each landmark: y − α / G_ii (`without_folds`).
         without = every - joined.dual[:, -SPARE:] / np.diag(joined.inverse)[:, None]
         chances = [_threshold(of[has == 0], of[has > 0]) for of, has in zip(without.T, every.T, strict=True)]
         self.chance = np.clip(np.array(chances, dtype=np.float32), 0, 0.9)
-        # Phrases of the questions that need one: what others say is no reason.
+        # Only phrases of questions that need a new label: other phrases are no evidence for one.
         items = [Item(questions[row]) for row in np.flatnonzero(targets.any(axis=1)).tolist()]
         self._phrases = NgramVocabulary.fit(items, vocabulary.longest, cues.MOST, gap=vocabulary.gap)
         number = {phrase: at for at, phrase in enumerate(self._phrases.idf)}
@@ -127,7 +126,7 @@ class NewLabels:
 
 
 def _threshold(low: _Floats, high: _Floats) -> float:
-    """The least value of `low` beyond which few of it, and enough of `high`, lie; see `MISSED`. 0: there are none."""
+    """The value of `low` that, as a threshold, minimises false positives + `MISSED` × misses; 0 if either is empty."""
     if not len(low) or not len(high):
         return 0.0
     low, high = np.sort(low), np.sort(high)

@@ -1,4 +1,4 @@
-"""Whether the fitted arrays of a need encoder from a checkpoint belong together; a stranger may have written them."""
+"""Checks that a checkpoint's fitted arrays of a need encoder are consistent; a stranger may have written them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def check(encoder: NumpyNeedEncoder, file: Path) -> None:
-    """Raise a `CheckpointError` where shapes of fitted tensors don't belong together, or one points beyond another."""
+    """Raise a `CheckpointError` if shapes of fitted tensors don't match, or one indexes beyond another."""
     bags, count = encoder.token_bags, encoder.landmarks.bags.starts.size - 1
     questions = {"landmarks": count, "added": len(encoder.additions.items) if encoder.additions else 0}
     anchors, rank = len(bags.mass), bags.root.shape[-1]

@@ -1,8 +1,8 @@
-"""What single words and phrases of a question say of small structures: evidence that no other word can take away.
+"""What a question's words and phrases say about small structures: evidence that no other word can cancel.
 
-A noisy-OR: P(s|x) = 1 − exp(−Σ_f x_f · w_fs) with w ≥ 0, over the phrases f of the question. Each phrase can only speak
-for a structure. So the need of a structure is seen in a question that combines it with others as no training question
-does, where a model of whole questions has learned that these exclude each other.
+A noisy-OR: P(s|x) = 1 − exp(−Σ_f x_f · w_fs) with w ≥ 0, over the phrases f of the question. A phrase can only speak
+for a structure, never against it. So a need is recognised even in a question that combines structures as no training
+question does, where a model of whole questions has learned that they exclude each other.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import SparseRows
 
 ROUNDS = 25
-"""Of expectation maximisation; the trials that chose the method took 20 to 30."""
+"""Rounds of expectation maximisation; the trials that chose the method took 20 to 30."""
 LEAST = 3
-"""Questions that a phrase must occur in."""
+"""A phrase must occur in at least this many questions."""
 MOST = 3000
 """The most phrases; the most frequent are kept."""
 _START = 0.3
-"""Of P(s|f), the weights that fitting starts from."""
+"""The P(s|f) that fitting starts from."""
 _PRIOR = 0.5
-"""Added to the questions that a phrase occurs in: rare phrases say less."""
+"""Added to the number of questions that a phrase occurs in, so that rare phrases say less."""
 _FLOOR = 1e-9
 
 
 def phrases(bags: SparseRows) -> NDArray[np.int64]:
-    """(V,) the column of each n-gram of the questions (N, V) that is a phrase; −1: it is none."""
+    """(V,) the column of each n-gram of the questions (N, V) that is a phrase; −1: it isn't one."""
     counts = np.bincount(bags.columns, minlength=bags.dim)
     order = np.argsort(-counts, kind="stable")
     chosen = np.sort(order[counts[order] >= LEAST][:MOST])
@@ -37,7 +37,7 @@ def phrases(bags: SparseRows) -> NDArray[np.int64]:
 
 
 def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> SparseRows:
-    """(N, F + 1) which of F phrases each question has, and a 1; `column` has the phrase of each n-gram, −1: none."""
+    """(N, F + 1) which of F phrases each question has, and a constant 1; `column` maps n-grams to phrases, −1: none."""
     place = column[bags.columns]
     kept = place >= 0
     starts = np.concatenate([[0], np.cumsum(kept)])[bags.starts].astype(np.int32)
@@ -53,8 +53,8 @@ def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS)
     """
     size, count = targets.shape[1], np.bincount(present.columns, minlength=present.dim)
     rows, columns = np.nonzero(targets)
-    # Only the weights between a structure and the phrases of its questions can leave 0: each pair of a question and a
-    # structure of its program sums some of them.
+    # Only weights between a structure and the phrases of its questions can become positive. Each pair of a question and
+    # a structure of its program sums some of them.
     said = present.select(rows)
     lengths = np.diff(said.starts)
     cells = said.columns.astype(np.int64) * size + np.repeat(columns, lengths)

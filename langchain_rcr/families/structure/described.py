@@ -1,4 +1,4 @@
-"""Structures that examples describe, as a text describes a tool: likeness to a description is a sign of need."""
+"""Structures that examples describe, as a text describes a tool: similarity to a description is a sign of need."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ from langchain_rcr.basics.rows import FloatArray, SparseRows
 from langchain_rcr.families.structure import LEAST
 
 TOLD, TOLD_ALONE = 0.04, 0.1
-"""Likelihood that a structure gains by one standard deviation of a question's likeness to its description, and one
-that no other example has (docs/agents.md)."""
+"""Likelihood that a structure gains per standard deviation of a question's similarity to its description; the second is
+for a structure that no other example has (docs/agents.md)."""
 RARITY_OF_DESCRIBED = 0.5
-"""Times that rarity counts, as an exponent, where structures are described: a request's tools are all needed alike.
-With 1, 0.5 and 0 five tools were all that was needed for 26.3, 27.6 and 27.7 % of ToolLens's requests, on four folds
-without sets of tools, and for 93.0, 92.8 and 92.0 % on one whose sets recur (1,500 or 4,000 pairs, 400 requests each).
-"""
+"""Factor on the exponent of rarity where structures are described, as a request needs all its tools equally. With 1,
+0.5 and 0, five tools covered the needs of 26.3, 27.6 and 27.7 % of ToolLens's requests on four folds without sets of
+tools, and of 93.0, 92.8 and 92.0 % on one whose sets recur (1,500 or 4,000 pairs, 400 requests each)."""
 _ALL = 0.999
-"""The share of programs beyond which all have a structure, such as their root."""
+"""A structure in more than this share of programs counts as common to all, such as their root."""
 
 
 class Descriptions:
-    """Which landmarks describe a structure; `pairs` has the number of each, and the structure's column."""
+    """Which landmarks describe a structure; `pairs` has each landmark's number and the structure's column."""
 
     def __init__(self, pairs: Sequence[Sequence[int]] = ()) -> None:
         self.pairs = [[int(row), int(column)] for row, column in pairs]
@@ -32,15 +31,15 @@ class Descriptions:
 
     @classmethod
     def of(cls, rows: Sequence[int], programs: SparseRows, mean: FloatArray) -> Self:
-        """Those of examples, by the landmark that each is (−1: none), its columns and the share of all with each."""
+        """From each example's landmark (−1: none), its columns, and the share of all programs with each column."""
         parts = [programs.columns[start:end] for start, end in pairwise(programs.starts.tolist())]
         columns = [part[mean[part] <= _ALL].tolist() for part in parts]
         return cls([[row, of[0]] for row, of in zip(rows, columns, strict=True) if row >= 0 and len(of) == 1])
 
     def told(self, vectors: FloatArray, landmarks: FloatArray, mean: FloatArray) -> FloatArray:
-        """(N, columns) what descriptions add to the likelihoods, by the vectors (N, d) of questions and landmarks.
+        """(N, columns) what descriptions add to the likelihoods, from the vectors (N, d) of questions and landmarks.
 
-        Likeness counts by its distribution over the landmarks: some descriptions are like every question.
+        Similarity is standardised over the landmarks, since some descriptions resemble every question.
         """
         out = np.zeros((len(vectors), len(mean)), dtype=np.float32)
         if self.pairs and vectors.shape[1]:

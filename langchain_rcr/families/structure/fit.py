@@ -1,10 +1,10 @@
 """The head of the `structure` family: which structures will this question's program have?
 
 In closed form, before any gradient descent on the policy:
-1. Kernel ridge regression of the structures on the training questions, and with it, exactly, what it would have
-   predicted for each question had its fold been left out (`Folds`).
-2. The local evidence of phrases (`cues`), which for held-out questions is refitted without each fold of programs.
-3. What a need is worth goes by its size and by how rare it is.
+1. Kernel ridge regression of the structures on the training questions. It also gives, exactly, what would have been
+predicted for each question had its fold been left out (`Folds`).
+2. Local evidence of phrases (`cues`), which is refitted without each fold of programs for held-out questions.
+3. The worth of a need, which depends on its size and rarity.
 """
 
 from __future__ import annotations
@@ -26,15 +26,16 @@ from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
 RARITY = 0.5
 """δ: a structure is worth (idf / mean idf)^δ. In trials on COVR, GeoQuery and SQL 0 to 1 differ by a point."""
 LABEL, PAIR = 8.0, 3.0
-"""What a single label, and a structure of two nodes, count for: a model that isn't shown a label can't write it, nor
-easily put it where it was never shown. With 3 and 2, one question in 36 of COVR with few pairs wasn't shown a label
-that was known to be needed, since larger structures weighed more; with 8, one in 140. On folds of SQL and GeoQuery 8
-costs 0.1 points of coverage; 3 makes up for the pairs that it costs."""
+"""Weights of a single label and of a structure of two nodes. A model can't write a label it wasn't shown, and hardly
+puts one where it was never shown. With 3 and 2, one question in 36 of COVR with few pairs wasn't shown a label known to
+be needed, as larger structures weighed more; with 8, one in 140. On folds of SQL and GeoQuery 8 costs 0.1 points of
+coverage; 3 makes up for the pairs that it costs."""
 _UNKNOWN = 0.5
-"""How likely each structure is without a fit: as likely as not, which can be learnt to be more or less."""
+"""Likelihood of each structure without a fit, from which learning can go either way."""
 _HAS = 0.5
-"""The share of a column's structures from which on a program has it. Programs of the pool have all or none; what is
-read back from a checkpoint is off by rounding, and moves when gradient descent has moved the weights."""
+"""A program has a column if it has at least this share of the column's structures. Programs of the pool have all or
+none, but what is read back from a checkpoint is off by rounding, and shifts once gradient descent has moved the
+weights."""
 _Floats = NDArray[np.float32]
 _Ints = NDArray[np.int64]
 
@@ -44,7 +45,7 @@ def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> N
 
     Args:
         encoder: fitted in place.
-        questions: the training questions with their programs; those whose program has no column are not landmarks.
+        questions: the training questions with their programs; those whose program has no column don't become landmarks.
         seed: of the sample.
     """
     targets = _learn(encoder, questions, seed)
@@ -60,13 +61,13 @@ def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> N
 
 
 def begin(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
-    """Give E_x the questions to compare with, as `fit`, but nothing of what they need, which is left to GRPO."""
+    """Give E_x the questions to compare with, as `fit` does, but not what they need, which is left to GRPO."""
     _learn(encoder, questions, seed)
     encoder.put({"mean": np.full(len(encoder.inventory), _UNKNOWN, dtype=np.float32)})
 
 
 def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
-    """Make landmarks of the questions whose program has a column, (M, D) of which are returned."""
+    """Make landmarks of the questions whose program has a column; returns their columns (M, D)."""
     gold = encoder.inventory.rows([question.target for question in questions])
     if encoder.homes:
         sole, elsewhere = learn_homes(gold, home_hashes([question.home for question in questions]))
@@ -81,18 +82,18 @@ def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _
 
 
 def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
-    """What a fitted E_x would have predicted for questions had it not been fitted to their folds.
+    """What E_x would have predicted for questions if it had been fitted without their folds.
 
     Args:
         encoder: after `fit`, in this process or before it was saved.
         questions: any; those that it was not fitted to are featurised as usual.
         folds: those of the fit.
-        ways: (N,) by which each is held out.
+        ways: (N,) how each is held out.
     """
     features = encoder.featurize([question.asked for question in questions])
     landmark = encoder.landmark_of(questions)
     rows = np.flatnonzero(landmark >= 0)
-    if not (len(rows) and encoder.tensors()["dual"].any()):  # not fitted: nothing is known of them
+    if not (len(rows) and encoder.tensors()["dual"].any()):  # not fitted: nothing is known about them
         return features
     dual, mean = (encoder.tensors()[name].astype(np.float64) for name in ("dual", "mean"))
     inverse = encoder.landmarks.inverse()
@@ -103,7 +104,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
 
     @cache
     def by_phrases(way: int) -> _Floats:
-        """(M, C) likelihoods for the landmarks, by phrases that were refitted without each fold."""
+        """(M, C) likelihoods for the landmarks, by phrases refitted without each fold."""
         likely, fold = np.zeros(small.shape, dtype=np.float32), _numbered(numbers[:, way])
         for number in track(range(fold.max() + 1), "leaving out each fold"):
             mine, others = (np.flatnonzero(held) for held in (fold == number, fold != number))
@@ -119,13 +120,13 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
             continue
         mine = rows[(ways[rows] == way) & (fold[landmark[rows]] >= 0)]
         raw[mine] = without_folds(inverse, dual, targets, fold)[landmark[mine]]
-        # Phrases, which can't learn that structures exclude each other, are refitted without folds of programs.
+        # Phrases can't learn that structures exclude each other, so folds of programs will do in place of clusters.
         local[mine] = by_phrases(PROGRAM if way == CLUSTER else way)[landmark[mine]]
     return replace(features, local=local, raw=raw)
 
 
 def _numbered(folds: _Ints) -> _Ints:
-    """The folds that there are, from 0 without gaps; −1 stays."""
+    """The folds renumbered from 0 without gaps; −1 stays."""
     numbered = np.full(len(folds), -1)
     numbered[folds >= 0] = np.unique(folds[folds >= 0], return_inverse=True)[1]
     return numbered
@@ -134,7 +135,7 @@ def _numbered(folds: _Ints) -> _Ints:
 def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints) -> _Floats:
     """What ridge regression predicts for every row without its fold, (M, D); 0 for rows in no fold.
 
-    With G = (K + ρI)⁻¹ and α = G(Y − μ) those of fold b are Y_b − G_bb⁻¹ α_b; μ stays.
+    With G = (K + ρI)⁻¹ and α = G(Y − μ), the predictions for fold b are Y_b − G_bb⁻¹ α_b; μ stays.
 
     Args:
         inverse: G (M, M).
@@ -150,9 +151,9 @@ def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targe
 
 
 def _weigh(encoder: NumpyNeedEncoder, targets: _Floats) -> None:
-    """What each structure is worth: the more, the fewer nodes it has and the fewer programs have it."""
+    """Set what each structure is worth: more for fewer nodes and for fewer programs that have it."""
     share = (targets > 0).mean(axis=0)[encoder.inventory.owner]
-    idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # those of all programs are worth a little, too
+    idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # structures of all programs are worth a little too
     by_size = encoder.tensors()["by_size"].copy()
     by_size[:2] = np.log(np.array([LABEL, PAIR], dtype=np.float32))[: len(by_size)]
     worth = (RARITY * np.log(idf / idf.mean())).astype(np.float32)

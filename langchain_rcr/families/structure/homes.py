@@ -1,7 +1,7 @@
-"""What homes of questions (`Item.home`), such as databases, tell: columns of their own, and which structures are whose.
+"""What a question's home (`Item.home`), such as its database, tells: it has columns, and structures belong to homes.
 
-A home has some of `HOMES` columns, by its hash. Most of the structures that the programs of a single database have
-name its tables: they are of little use to questions of another, however like these sound.
+A home's hash chooses some of `HOMES` columns. Most structures that only one database's programs have name its tables,
+so they are of little use to another database's questions, however similar these sound.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.structure.inventory import marks
 
 HOMES = 64
-"""Columns of homes, where examples have any."""
+"""Number of home columns, if examples have homes."""
 _MARKS = 4
-"""Columns of a home, with ±1/2 in each; two homes share a quarter of one on average."""
+"""Columns per home, with ±1/2 in each; two homes share a quarter of a column on average."""
 
 
 def home_rows(homes: Sequence[str]) -> SparseRows:
     """(N, HOMES) a unit vector for each home; 0 where it is empty.
 
-    Of negative numbers, for questions and examples, so that no state takes a home for a need.
+    The numbers are negative, for questions and examples, so that no state takes a home for a need.
     """
     columns = [sorted(marks(home, HOMES, _MARKS)) if home else () for home in homes]
     return sparse_rows([dict.fromkeys(places, -(_MARKS**-0.5)) for places in columns], HOMES)
@@ -37,33 +37,33 @@ def home_hashes(homes: Sequence[str]) -> NDArray[np.int64]:
 
 
 def sole_homes(known: NDArray[np.int64], has: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(C,) whose structures each column has: the hash of the only home with it, 0 where several or none have it.
+    """(C,) the hash of the only home whose programs have each column; 0 if several or none have it.
 
     Args:
         known: (C,) the same without these programs.
         has: (N, C) which columns they have.
-        homes: (N,) hashes of theirs.
+        homes: (N,) hashes of their homes.
     """
     others: NDArray[np.bool_] = ((has > 0) & (homes[:, None] != known)).any(axis=0)
     return np.where(others, 0, known)
 
 
 def learn_homes(has: SparseRows, homes: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
-    """`sole_homes` of all programs, and what a column with a single home counts for questions of the others.
+    """`sole_homes` of all programs, and the weight of a column with a single home for questions of other homes.
 
-    That is how often a home has a column that one other has, relative to one that several others have: some hundredths
-    where databases share no table, nearly 1 where homes share all.
+    The weight is how often a home has a column that one other home has, relative to a column that several others have:
+    a few hundredths where databases share no table, nearly 1 where homes share everything.
 
     Args:
         has: (N, C) which columns the programs have.
-        homes: (N,) hashes of theirs.
+        homes: (N,) hashes of their homes.
     """
     every, numbers = np.unique(homes, return_inverse=True)
     count, width = len(every), has.dim
     home, column = np.divmod(np.unique(numbers[has.owner] * width + has.columns), width)
     counts, sole = np.bincount(column, minlength=width), np.zeros(width, dtype=np.int64)
     sole[column] = every[home]
-    # Pairs of a column and a home, by how many others have the column: one, or several.
+    # Pairs of a column and a home, by how many other homes have the column: one or several.
     one, two, more = (int(kept.sum()) for kept in (counts == 1, counts == 2, counts > 2))
     have_one, lack_one = 2 * two, (count - 1) * one
     have_several, lack_several = int(counts[counts > 2].sum()), (count - 2) * two
@@ -73,9 +73,9 @@ def learn_homes(has: SparseRows, homes: NDArray[np.int64]) -> tuple[NDArray[np.i
 
 
 def useful(sole: NDArray[np.int64], elsewhere: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.float32]:
-    """(N, C) what each column counts for questions of these homes: `elsewhere` where one other home alone has it.
+    """(N, C) the weight of each column for questions of these homes: `elsewhere` if only one other home has it, else 1.
 
-    Every column counts for a question whose home isn't known.
+    Every column counts fully for a question whose home isn't known.
     """
     own = homes[:, None]
     return np.where((sole == 0) | (sole == own) | (own == 0), np.float32(1), elsewhere)

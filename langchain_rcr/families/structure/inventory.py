@@ -1,4 +1,4 @@
-"""The structures that vectors speak of, one a coordinate: read off the pool's programs, the same for query and pool."""
+"""The structures behind the vectors' coordinates, read from the pool's programs; the same for queries and pool."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_s
 SPARE = 64
 """Columns of every vector that are kept free for labels that come in after training."""
 MARKS = 3
-"""Of them that one label takes: with three, two labels hardly ever share all."""
+"""How many of them a label takes: with three, two labels hardly ever share all."""
 PHRASED = 2
-"""Nodes of the largest structures that the phrases of a question speak for."""
+"""Nodes of the largest structures that a question's phrases speak for."""
 _UNREAD = "~"
-"""What the labels of a program begin with that doesn't parse: its tokens."""
+"""Prefix of the labels of a program that doesn't parse, which are its tokens."""
 _MOST_UNREAD = 4_000
-"""Characters of it that are read: enough to tell programs apart."""
+"""Characters read of such a program: enough to tell programs apart."""
 _LINK = re.compile(" (->|<->) ")
 
 
@@ -49,7 +49,7 @@ class Inventory(Vocabulary):
     def fit(cls, spec: ProgramSpec, programs: Sequence[str], limit: int) -> Inventory:
         """The structures of a pool.
 
-        Of programs that don't parse it takes the structures of their tokens. If there are more columns than `limit`,
+        Programs that don't parse contribute the structures of their tokens. If there are more columns than `limit`,
         those that make up most of the programs are kept.
         """
         found = Counter(_structures(spec, text) for text in programs)
@@ -69,7 +69,7 @@ class Inventory(Vocabulary):
         return len(self.columns)
 
     def rows(self, programs: Sequence[str], *, spare: bool = False) -> SparseRows:
-        """(N, columns) which columns each program has: the share of the column's structures that it has.
+        """(N, columns) the share of each column's structures that each program has.
 
         With `spare`, the columns of new labels follow the others.
 
@@ -87,7 +87,7 @@ class Inventory(Vocabulary):
     def spare(self, program: str) -> dict[str, list[int]]:
         """The program's labels that the inventory lacks, each with its places among the `SPARE` columns.
 
-        A program that doesn't parse and has no token in the inventory has a single label, itself.
+        A program that doesn't parse and has no token in the inventory is a single label.
         """
         labels = [name for name in self.spec.structures(program) if name not in self._number and not _LINK.search(name)]
         if not labels and not any(name in self._number for name in _structures(self.spec, program)):
@@ -101,7 +101,7 @@ class Inventory(Vocabulary):
 
     @cached_property
     def small(self) -> NDArray[np.int64]:
-        """(C,) the columns that have a structure which phrases may speak for."""
+        """(C,) the columns with a structure that phrases may speak for."""
         return np.unique(self.owner[self.lengths <= PHRASED])
 
     @cached_property
@@ -120,7 +120,7 @@ class Inventory(Vocabulary):
         Raises:
             InputError: a program language that this version doesn't know.
             MissingExtraError: the language needs a package that is not installed.
-            ValueError: a structure is there twice, or larger than the programs are cut into.
+            ValueError: a structure occurs twice, or is larger than those that programs are cut into.
         """
         inventory = cls(ProgramSpec.from_json(value["spec"]), value["columns"])
         if len(inventory.names) < sum(map(len, inventory.columns)):
@@ -131,7 +131,7 @@ class Inventory(Vocabulary):
 
 
 def _structures(spec: ProgramSpec, program: str) -> frozenset[str]:
-    """The structures of a program, those of its tokens if it doesn't parse; theirs are those of no other program."""
+    """A program's structures, or those of its tokens if it doesn't parse, which no parsed program shares."""
     found = spec.structures(program)
     if found or (tree := parse(program[:_MOST_UNREAD], TOKENS)) is None:
         return found
@@ -141,5 +141,5 @@ def _structures(spec: ProgramSpec, program: str) -> frozenset[str]:
 
 @lru_cache(maxsize=4096)
 def marks(label: str, count: int, most: int) -> tuple[int, ...]:
-    """Which of so many columns a label takes, by its hash."""
+    """Which `most` of `count` columns a label takes, by its hash."""
     return tuple(sorted(range(count), key=lambda place: text_hash(f"{place} {label}"))[:most])

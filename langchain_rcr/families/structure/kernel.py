@@ -1,4 +1,4 @@
-"""Training questions that new questions are compared with: the kernel of the `structure` family."""
+"""Compares new questions with training questions: the kernel of the `structure` family."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ _WIDTH = 1.5
 RIDGE = 0.01
 """ρ of the ridge regression, beside a kernel whose diagonal is 1; set by hand, no published trial compares values."""
 TOKENS = 0.75
-"""The share of the words in context; of what is left, vectors and n-grams have half each. On folds of GeoQuery and SQL
-0.75 covered 0.4 and 0.2 points more than 0.5 did, and 0.9 as much."""
+"""The weight of the words in context; vectors and n-grams share the rest equally. On folds of GeoQuery and SQL, 0.75
+covered 0.4 and 0.2 points more than 0.5, and 0.9 as much as 0.75."""
 OTHER_HOME = 0.75
-"""Likeness to questions of other homes counts by this factor: databases as tasks of one process (Bonilla, Chai and
-Williams, 2007). On held-out training questions of Spider, their templates or their databases 0.7 and 0.8 predicted
-programs better than 1 (mean average precision of structures 0.77 and 0.80 for 0.74 and 0.78 of two splits' templates),
-0.5 a little less so."""
+"""Factor on the similarity to questions of other homes: databases are tasks of one process (Bonilla, Chai and Williams,
+2007). On held-out training questions, templates or databases of Spider, 0.7 and 0.8 predicted programs better than 1
+(mean average precision of structures 0.77 and 0.80 instead of 0.74 and 0.78 on two splits' templates), and 0.5 a little
+less so."""
 NEIGHBOURS = 0.01
-"""The share of training questions, the nearest, that are held out with one. With none but those with its program, 5 %
-of thresholds refused 37 % of the test questions of COVR's split 110, whose structures are combined anew; with 0.01, 1 %
-there and none or 1 % on GeoQuery and scholar, and 95 to 100 % of other questions."""
+"""The share of training questions that are held out with each one: its nearest. Holding out only those with its
+program, a threshold of 5 % refused 37 % of the test questions of COVR's split 110, which recombine structures; with
+0.01, 1 % there, none or 1 % on GeoQuery and scholar, and 95 to 100 % of off-topic questions."""
 
 
 @dataclass(slots=True)
 class Views:
-    """N questions as the kernel sees them: new ones, or the landmarks of training that these are compared with.
+    """N questions as the kernel sees them: new ones, or the training landmarks that these are compared with.
 
     Args:
-        vectors: (N, d) unit vectors of the whole; d = 0: there are none.
+        vectors: (N, d) unit vectors of the whole text; d = 0: there are none.
         tokens: (N, r) unit vectors of the bags of words in context; r = 0: there are none.
         bags: (N, V) n-grams.
-        homes: (N,) hashes of their homes (`Item.home`), 0: none.
+        homes: (N,) hashes of their homes (`Item.home`); 0: none.
     """
 
     vectors: NDArray[np.float32]
@@ -56,7 +56,7 @@ class Views:
         )
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """All of it, by name."""
+        """All arrays, by name."""
         bags = self.bags
         own: dict[str, NDArray[Any]] = {"vectors": self.vectors, "tokens": self.tokens, "homes": self.homes}
         return own | {"starts": bags.starts, "columns": bags.columns, "values": bags.values}
@@ -68,12 +68,11 @@ class Views:
         return Views(arrays["vectors"], arrays["tokens"], bags, homes)
 
     def likeness(self, questions: Views) -> FloatArray:
-        """How like each of N questions is to each of these landmarks, (N, M).
-
-        What the questions lack doesn't count.
+        """The similarity of each of N questions to each of these landmarks, (N, M).
 
         Three quarters of it are the cosine of the token bags, an eighth the radial kernel of the frozen vectors, an
-        eighth the cosine of the n-gram bags; less where the home is another.
+        eighth the cosine of the n-gram bags. Features that the questions lack don't count. It is reduced if the homes
+        differ.
         """
         vectors, tokens, bags = questions.vectors, questions.tokens, questions.bags
         # Laid out so that `product` reads them faster.
@@ -95,17 +94,17 @@ class Views:
         return np.asarray(np.linalg.inv(self.ridged()), dtype=np.float64)
 
     def ridged(self) -> NDArray[np.float64]:
-        """(M, M): K + ρI, with K how like the landmarks are to each other."""
+        """(M, M): K + ρI, where K is the similarity between landmarks."""
         kernel = self.likeness(self).astype(np.float64)
         kernel[np.diag_indices(len(kernel))] += RIDGE
         return kernel
 
 
 def nearest_held_out(likeness: FloatArray, programs: NDArray[np.int64]) -> FloatArray:
-    """(M,): how like each training question is to the nearest one left when it is held out, from (M, M) likenesses.
+    """(M,): each training question's similarity to the nearest one left when it is held out, from (M, M) similarities.
 
-    Held out with it are the questions that have its program (M,), and the nearest `NEIGHBOURS` of the others: questions
-    to come may combine what none of them does.
+    The questions with the same program (M,) and the nearest `NEIGHBOURS` of the others are held out with it, as future
+    questions may make combinations that none of these has.
     """
     among = np.sort(np.where(programs[:, None] == programs, -1, likeness), axis=1)
     return among[:, -1 - int(NEIGHBOURS * len(among))] if len(among) else among.ravel()

@@ -1,10 +1,10 @@
-"""The `structure` family: an example by the structures of its own program, a question by those that it will need.
+"""E_x of the `structure` family: which structures a question will need.
 
-E_c and E_z are read off the program, which is known. E_x is predicted: how likely each structure is, by a kernel
-machine over training questions (frozen vectors of texts and tokens, n-grams) or, where these are sure, by the
-question's phrases. With the saturating state a candidate's logit is about the number of needed structures that it can
-be expected to newly cover, and a share of those covered before, for its length; and the words that its question shares
-with the one that is asked count beside.
+An example's program is known, so E_c and E_z are read from it. E_x is predicted: how likely each structure is, by a
+kernel machine over training questions (frozen vectors of texts and tokens, n-grams) or, where they are sure, by the
+question's phrases. With the saturating state, a candidate's logit is about the number of needed structures that it is
+expected to newly cover, plus a share of those already covered, adjusted for its length. Words that its question shares
+with the one asked count as well.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 
 _UNFITTED = 1e-6
-"""ε before fitting: a draft outweighs it."""
+"""ε before fitting, small enough for a draft to outweigh it."""
 IN_DRAFT = (0.6, 0.02)
-"""How often a draft has a structure that is needed, and one that isn't. Set in trials with gold programs whose labels
-were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
+"""How often a draft has a needed structure, and how often one that isn't needed. Set in trials with gold programs whose
+labels were replaced: SQL gained 3 to 4 points of coverage with two labels in five wrong."""
 SURE = 0.65
-"""The least likelihood by phrases that counts; a word of the one question that needs a label says 2/3. With 0, 0.5,
-0.7, 0.8, 0.9 and 1 (no phrases) a model answered 91, 90, 89, 91, 76 and 59 % of 100 test questions of COVR's split 100
-right, and 85, 88, 92, 92, 92 and 88 % of a held-out cluster. On held-out GeoQuery questions 0.5 to 0.8 gained half a
-point of the gold program's probability."""
+"""Likelihoods by phrases count from here on; a word of the only question that needs a label gives 2/3. With 0, 0.5,
+0.7, 0.8, 0.9 and 1 (no phrases), a model answered 91, 90, 89, 91, 76 and 59 % of 100 test questions of COVR's split 100
+correctly, and 85, 88, 92, 92, 92 and 88 % of a held-out cluster. On held-out GeoQuery questions, 0.5 to 0.8 gained half
+a point of the gold program's probability."""
 NEW_LABEL = 3.0
-"""Times that a new label counts, also for the larger structures with it, which have no columns."""
+"""Weight of a new label; it also makes up for the larger structures that contain it, which have no columns."""
 STALE = 0.1
-"""The share of added questions, of those that were fitted to, from which on a fit is worth its time. Set by hand."""
+"""A new fit is worth its time from this ratio of added to fitted questions. Set by hand."""
 _OF_HOMES = ("sole", "elsewhere")
 _SEEN, _SEEN_QUESTIONS = ("learnt", "phrases", "speaks", *_OF_HOMES), ("landmarks", "added", "token_bags")
-"""Attributes of what a fit has seen: arrays, and what has several."""
+"""Attributes that hold what a fit has seen: arrays, and objects of several arrays."""
 _GROWING = RLock()
 logger = logging.getLogger(__name__)
 
 
 class _Grown(NamedTuple):
-    """What is known with the A added examples."""
+    """What is known including the A added examples."""
 
     regression: Joined
     labels: NewLabels | None
-    """Who needs a new label."""
+    """Which questions need a new label."""
     has: NDArray[np.float32]
     """(A, columns + SPARE)."""
     sole: NDArray[np.int64]
@@ -73,19 +73,19 @@ class _Grown(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """N featurised questions. What is None is as for questions that E_x was not fitted to.
+    """N featurised questions. Fields that are None are as for questions that E_x was not fitted to.
 
     Args:
-        likeness: (N, M) how like each is to each of M training questions.
-        local: (N, C) what its phrases say of each column of `Inventory.small`.
+        likeness: (N, M) the similarity of each to each of M training questions.
+        local: (N, C) what its phrases say about each column of `Inventory.small`.
         words: (N, WORDS) 1 in the columns of the question's words.
-        homes: (N, HOMES) see `home_rows`; (N, 0) where there are no columns of homes.
+        homes: (N, HOMES) see `home_rows`; (N, 0) if there are no home columns.
         vectors: (N, d) frozen vectors; d = 0: there are none.
-        raw: (N, D) likelihoods that take the place of those predicted by the landmarks alone: for training questions
-            without their folds, as those of a held-out question are; for others with added questions as landmarks.
+        raw: (N, D) likelihoods that replace those predicted by the landmarks alone. For training questions they are
+            made without their folds, as for a held-out question; for others, with added questions as landmarks.
         shift: (N, S) what a draft adds to the log-odds of each structure.
         new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
-        useful: (N, columns) what each column counts, less where the programs of one other home alone have it.
+        useful: (N, columns) the weight of each column, less if only the programs of one other home have it.
     """
 
     likeness: NDArray[np.float32]
@@ -108,24 +108,25 @@ class Needs:
 
 
 class NumpyNeedEncoder(BaseEncoder):
-    """E_x: scale · how many structures of each column the question's program can be expected to have.
+    """E_x: scale · how many structures of each column the question's program is expected to have.
 
-    What a structure s of n nodes is worth to question x is w_s · w_n · (P(s|x)^γ − ε · (1 − P(s|x))): ε is what showing
-    a structure costs that isn't needed, since it distracts a language model and makes prompts long.
+    A structure s of n nodes is worth w_s · w_n · (P(s|x)^γ − ε · (1 − P(s|x))) to question x. ε is the cost of showing
+    a structure that isn't needed, which distracts a language model and lengthens the prompt.
 
-    Before it has been fitted (`fit`) it takes every question to need next to nothing.
+    Before it is fitted (`fit`), it takes every question to need next to nothing.
 
     Args:
         inventory: the structures.
         vocabulary: the n-grams of questions.
         backbone: a frozen text encoder; None: n-grams alone.
         scale: a constant factor on the vectors.
-        words: ω, what all words of a question together count for, in units of a program that is just what it needs.
-        home: what an example of the question's own home counts for, in the same units.
-        homes: whether there are columns of homes; how many they are, as an attribute.
+        words: ω, the weight of all words of a question together, in units of a program that is exactly what it needs.
+        home: the weight of an example from the question's own home, in the same units.
+        homes: whether there are home columns; the attribute holds their number.
         additions: examples that were added after training; None: there are none.
-        most: landmarks that a fit may take.
-        described: of each structure that a landmark describes that landmark's number and its column; see `describe`.
+        most: the most landmarks that a fit may take.
+        described: for each structure described by a landmark, the landmark's number and the structure's column; see
+            `describe`.
     """
 
     batch_size = 128
@@ -197,7 +198,7 @@ class NumpyNeedEncoder(BaseEncoder):
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """See `BaseEncoder.load`; a fit to tokens in context needs a backbone that gives them, as LangChain's don't."""
+        """See `BaseEncoder.load`; a fit to tokens in context needs a backbone with them, unlike LangChain's."""
         encoder = super().load(folder, backbone)
         if len(encoder.token_bags.anchors) and not hasattr(backbone, "read"):
             raise CheckpointError(
@@ -210,7 +211,7 @@ class NumpyNeedEncoder(BaseEncoder):
                 f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
             )
         check(encoder, folder / "model.safetensors")
-        encoder._with_additions()  # takes seconds with thousands of landmarks, which the first question shouldn't
+        encoder._with_additions()  # takes seconds with thousands of landmarks: not at the first question
         return encoder
 
     def tensors(self) -> dict[str, NDArray[Any]]:
@@ -236,7 +237,7 @@ class NumpyNeedEncoder(BaseEncoder):
     def learn(self, items: Sequence[Item], others: Sequence[Item] = ()) -> None:
         """Take these training questions as landmarks; their weights (`dual`) are still to be fitted.
 
-        `others` are training questions that are none, so that later `unseen` knows them.
+        `others` are the training questions that don't become landmarks; `unseen` must know them too.
         """
         read = getattr(self.backbone, "read", None)
         if read is not None and items:
@@ -257,7 +258,7 @@ class NumpyNeedEncoder(BaseEncoder):
     def describe(self, items: Sequence[Item]) -> None:
         """See `BaseEncoder.describe`.
 
-        The likeness of questions to descriptions adds to what the landmarks predict, and rarity counts less.
+        The similarity of questions to descriptions adds to what the landmarks predict, and rarity counts less.
         """
         kept = self.tensors()
         if items and not self.descriptions.pairs:
@@ -277,7 +278,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return 0 < enough <= len(self._known) and int(self.unseen(self._names(self._known)).sum()) >= enough
 
     def keep_preferences(self, other: NumpyNeedEncoder) -> None:
-        """Take over what the race or GRPO made of γ, ε, ω and the weights by size, whatever the structures are."""
+        """Take over γ, ε, ω and the weights by size as the race or GRPO left them, whatever the structures are."""
         own, others = self.tensors(), other.tensors()
         sizes = min(len(self.by_size), len(other.by_size))
         by_size = np.concatenate([others["by_size"][:sizes], own["by_size"][sizes:]])
@@ -296,7 +297,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return np.array(hashes, dtype=np.int64).reshape(-1, 2)
 
     def featurize(self, items: Sequence[Item]) -> Needs:
-        """Likeness to the landmarks, what phrases say of the small structures, new labels, the home, and the words."""
+        """Similarity to landmarks, what phrases say about small structures, new labels, the home, and the words."""
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
         homes = np.zeros((len(items), 0), np.float32)
@@ -322,9 +323,10 @@ class NumpyNeedEncoder(BaseEncoder):
         return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new, useful=share)
 
     def relevance(self, features: Needs) -> NDArray[np.float64]:
-        """See `BaseEncoder.relevance`: the share of training questions that, held out, are less like the nearest one.
+        """See `BaseEncoder.relevance`: the share of training questions, held out, that are less similar to theirs.
 
-        See `nearest_held_out`. Likeness is the cosine of frozen vectors, or without these the kernel.
+        See `nearest_held_out`. Similarity to the nearest question is the cosine of frozen vectors or, without these,
+        the kernel.
         """
         if self._calibrated is None:
             known = self.landmarks
@@ -338,16 +340,16 @@ class NumpyNeedEncoder(BaseEncoder):
         return found / max(1, len(self._calibrated))
 
     def save(self, folder: Path) -> None:
-        """See `BaseEncoder.save`; examples that come in meanwhile wait."""
+        """See `BaseEncoder.save`; examples added meanwhile wait."""
         with _GROWING:
             super().save(folder)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For pickling: without what is soon made again, and large."""
+        """For pickling: without what is large and quickly rebuilt."""
         return {**self.__dict__, "_grown": None, "_calibrated": None}
 
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:
-        """See `BaseEncoder.grow`: what an added question needs is known from now on, and who needs a new label."""
+        """See `BaseEncoder.grow`: it learns what added questions need, and which questions need a new label."""
         with _GROWING:
             known, room = set(self._known), MOST - len(self._known)
             if room <= 0:
@@ -365,11 +367,11 @@ class NumpyNeedEncoder(BaseEncoder):
 
     @property
     def _known(self) -> tuple[Item, ...]:
-        """The examples that were taken in after training."""
+        """The examples that were added after training."""
         return self.additions.items if self.additions else ()
 
     def _unknown(self, items: Sequence[Item]) -> list[Item]:
-        """Of these examples those that are no landmarks and have a structure or a label."""
+        """Those of the examples that aren't landmarks and have a structure or a label."""
         unknown = [item for item, row in zip(items, self.landmark_of(items), strict=True) if row < 0]
         read = self.inventory.rows([item.target for item in unknown], spare=True)
         return [item for item, count in zip(unknown, np.diff(read.starts), strict=True) if count]
@@ -382,7 +384,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return self._grown
 
     def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
-        """With further added examples."""
+        """Take further added examples in."""
         targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
         had = targets[:, :-SPARE]
         if grown is None:
@@ -410,7 +412,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return replace(features, shift=shift)
 
     def local(self, bags: SparseRows) -> NDArray[np.float32]:
-        """(N, C) what phrases say of the columns of small structures."""
+        """(N, C) what phrases say about the columns of small structures."""
         said = np.split(self.phrases[bags.columns], bags.starts[1:-1])  # faster than `cues.likelihoods`
         sums = [self.speaks[phrases[phrases >= 0]].sum(axis=0) for phrases in said]
         likely: NDArray[np.float32] = 1 - np.exp(-(np.stack(sums) + self.speaks[-1]))
@@ -431,13 +433,13 @@ class NumpyNeedEncoder(BaseEncoder):
         return Views(vectors, tokens, bags, homes)
 
     def raw(self, features: Needs) -> Any:
-        """Likelihoods (N, D) of the columns, each by itself; not yet confined to 0 … 1."""
+        """Likelihoods (N, D) of the columns, each by itself; not yet clipped to 0 … 1."""
         if features.raw is not None:
             return self.given(features.raw)
         return times(self.given(features.likeness), self.dual) + self.mean
 
     def likelihoods(self, features: Needs) -> Any:
-        """(N, S) how likely each structure is, by all evidence and the draft, if there is one."""
+        """(N, S) how likely each structure is, given all evidence and the draft, if any."""
         xp = self.xp
         predicted = xp.clip(self.raw(features), 0, 1)
         said = xp.zeros_like(predicted)
@@ -453,7 +455,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return xp.where(shift == 0, likely, shifted(likely, shift, LEAST))
 
     def logged(self) -> dict[str, float]:
-        """γ, ε, and how many times single labels and larger structures count."""
+        """γ, ε, ω, and the weights of single labels and larger structures."""
         kept = self.tensors()
         sizes = enumerate(np.exp(kept["by_size"]).tolist(), start=1)
         weights = {f"structures of {size} ×" if size > 1 else "labels ×": w for size, w in sizes}
@@ -470,7 +472,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return xp.clip(likely, LEAST, None) ** xp.exp(self.power) - xp.exp(self.cost) * (1 - likely)
 
     def forward(self, features: Needs) -> Any:
-        """(N, D): what the columns of the inventory are worth, the spare ones, the home, and the words."""
+        """(N, D): what the inventory's columns, the spare ones, the home and the words are worth."""
         xp = self.xp
         needs = xp.concatenate([self.valued(self.likelihoods(features)), self._of_new(features)], 1)
         whole = FULL_LENGTH * norms(xp.clip(needs, 0, None))
@@ -482,7 +484,7 @@ class NumpyNeedEncoder(BaseEncoder):
         return xp.concatenate([needs, homes, words], 1)
 
     def _of_new(self, features: Needs) -> Any:
-        """(N, SPARE) what new labels are worth: each the most that any label is."""
+        """(N, SPARE) what new labels are worth: each as much as the most valuable label."""
         if features.new is None:
             return self.given(np.zeros((len(features), SPARE), dtype=np.float32))
         most = self.xp.exp(self.worth.max() + self.by_size[0]) * NEW_LABEL

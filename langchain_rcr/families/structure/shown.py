@@ -17,20 +17,20 @@ from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.words import WORDS, word_rows
 
 FULL_LENGTH = 5.0
-"""Norm of the structures of a program that counts fully, whatever the length penalty: the scale of the logits alone."""
+"""Norm of a program's structures at which the length penalty changes nothing; it only scales the logits."""
 
 
 class NumpyProgramEncoder(BaseEncoder):
     """E_c or E_z: which structures an example's program has, each times a trained weight that starts at 1.
 
-    E_c also has its home, and the words of its question. A pick covers its home by half, and no words: E_z has none.
+    E_c also has its home and the words of its question. A pick covers its home by half, and no words: E_z has none.
 
     Args:
         inventory: the structures.
         scale: a constant factor: 1, or below 0 for E_z of the additive state.
-        context: whether it is E_z, whose weights stay between 0 and 1: nothing is covered by more than all.
+        context: whether it is E_z, whose weights stay between 0 and 1: nothing can be covered more than fully.
         length_penalty: α ≥ 0: structures are divided by (their norm / 5)^α.
-        homes: whether there are columns of homes; how many they are, as an attribute.
+        homes: whether there are home columns; the attribute holds their number.
     """
 
     arguments = ("scale", "context", "length_penalty")
@@ -55,7 +55,7 @@ class NumpyProgramEncoder(BaseEncoder):
         self.keep("weight", np.ones(len(inventory), dtype=np.float32), trained=True)
 
     def featurize(self, items: Sequence[Item]) -> SparseRows:
-        """(N, D) the share of each column's structures that a program has, of unseen ones labels alone; home, words.
+        """(N, D) the share of each column's structures that a program has, its new labels, home and words.
 
         The same for E_c and E_z.
         """
@@ -77,7 +77,7 @@ class NumpyProgramEncoder(BaseEncoder):
         return replace(features, values=self.taken(values))
 
     def _shown(self, features: SparseRows) -> tuple[SparseRows, Any, Any]:
-        """What is shown of the items, with the column and the value of each structure that they have."""
+        """The features shown of the items, with the column and value of each."""
         features = features.first(self.dim - WORDS) if self.context else features
         shares = features.values
         if self.length_penalty:
@@ -89,7 +89,7 @@ class NumpyProgramEncoder(BaseEncoder):
         weight = self.xp.clip(self.weight, 0, 1) if self.context else self.weight
         weight = self.xp.concatenate([weight, self.given(np.ones(self.dim - len(weight), dtype=np.float32))])
         shown = self.scale * values * weight[columns]
-        # What a question's home counts is below 0, so covering it is above 0, whatever the state.
+        # A question's home is negative, so covering it must be positive, whatever the state.
         if self.context:
             shown = self.xp.where(columns >= self.structures, self.xp.abs(shown), shown)
         return features, columns, shown

@@ -1,4 +1,4 @@
-"""A question as a bag of its words in their contexts: words of similar meaning there count as similar."""
+"""A question as a bag of its words in context: words that mean similar things there count as similar."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from langchain_rcr.families.arrays import norms, times
 _WIDTH = 4.0
 """γ of the kernel exp(−γ · (1 − cosine)) of two words; set by hand, no published trial compares values."""
 _RARITY = 12.0
-"""γ of the narrower kernel that counts how many training words are similar to a word; set by hand, too."""
+"""γ of the narrower kernel that counts how many training words are similar to a word; also set by hand."""
 _UNSEEN = 1e-4
-"""Added to the share of similar training words, so that a word like none weighs −log of this, about 9."""
+"""Added to the share of similar training words, so that a word similar to none weighs −log of this, about 9."""
 _MOST = 1024
-"""Anchors: they bound the cost of a question and the size of a checkpoint."""
+"""The most anchors; bounds the cost of a question and the size of a checkpoint."""
 _SMALLEST = 1e-3
 """Eigenvalues of the anchors' kernel below this are left out: their square root would magnify rounding."""
 _FRONT = 1024
-"""Tokens among which the farthest are looked for at once."""
+"""Tokens among which the farthest are sought at once."""
 _BLOCK = 1 << 13
 """Tokens compared with the anchors at once, to bound memory."""
 
@@ -31,13 +31,13 @@ _BLOCK = 1 << 13
 class TokenBags:
     """Token vectors of a text → one unit vector; inner products sum a kernel over all pairs of tokens, scaled.
 
-    Tokens weigh as −log of the share of training tokens that are like them. Exact for texts whose tokens are among the
-    K anchors, else by the Nyström approximation; anchors are far from each other, so that rare words have theirs.
+    A token weighs −log of the share of training tokens similar to it. Exact for texts whose tokens are among the K
+    anchors, otherwise the Nyström approximation. Anchors are far apart, so that rare words have their own.
 
     Args:
         centre: (d,) the mean of the training tokens.
-        anchors: (K, d) some of them, less the centre, as unit vectors.
-        mass: (K,) the share of training tokens that are nearest to each.
+        anchors: (K, d) some of them, minus the centre, as unit vectors.
+        mass: (K,) the share of training tokens nearest to each.
         root: (K, rank) the inverse root of the anchors' kernel.
     """
 
@@ -65,7 +65,7 @@ class TokenBags:
         return cls(*(np.asarray(part, dtype=np.float32, order="C") for part in (centre, anchors, mass, root)))
 
     def arrays(self) -> dict[str, FloatArray]:
-        """All of it, by name."""
+        """All arrays, by name."""
         return vars(self)
 
     def of(self, arrays: Mapping[str, FloatArray]) -> TokenBags:
@@ -98,9 +98,9 @@ def _unit(vectors: FloatArray) -> FloatArray:
 
 
 def _far_apart(vectors: FloatArray, most: int) -> NDArray[np.int64]:
-    """Rows chosen one after the other, each the farthest from those before it, until all are near one.
+    """Rows chosen one by one, each the farthest from those before it, until all are near one.
 
-    How near a row is to those chosen can only grow, so one that was near isn't looked at until the others are as near.
+    A row can only get nearer to those chosen, so one that was near isn't looked at until the others are as near.
     """
     nearest = np.full(len(vectors), -np.inf, dtype=np.float32)
     rows, known = [0], 0

@@ -1,8 +1,8 @@
 """Columns beside those of structures: the words of questions.
 
-An example shows words of the question that is asked, as it shows structures. Each word has one of `WORDS` columns by
-its hash, so that words which come in after training have theirs, too. Covering the question's words is what Set-BSR
-does (Gupta, Gardner and Singh, 2023), there by their vectors.
+An example shows words of the question asked, as it shows structures. A word's hash gives it one of `WORDS` columns, so
+words that appear after training have one too. Set-BSR also covers the question's words, by their vectors (Gupta,
+Gardner and Singh, 2023).
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import ngrams
 
 WORDS = 256
-"""Columns. Picks with 512, or with one for each word, were nearly the same in trials."""
+"""Number of columns. Picks with 512, or with one per word, were nearly the same in trials."""
 
 _LEAST = 0.1
-"""So that a word of all questions counts, too."""
+"""Makes a word that is in all questions count too."""
 _READ = 64
-"""Letters read of a word: a cache of words of any length would have no bound."""
+"""Letters read of a word: a cache of arbitrarily long words would be unbounded."""
 
 
 def word_rows(questions: Sequence[str]) -> SparseRows:
@@ -35,7 +35,7 @@ def word_rows(questions: Sequence[str]) -> SparseRows:
 
 
 def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
-    """(WORDS,) what each column tells: log((N + 1) / (n + 1)), n of the N questions having it, and a little more."""
+    """(WORDS,) each column's rarity: log((N + 1) / (n + 1)) if n of the N questions have it, and a little more."""
     counts = np.bincount(word_rows(questions).columns, minlength=WORDS)
     found: NDArray[np.float32] = (np.log((len(questions) + 1) / (counts + 1)) + _LEAST).astype(np.float32)
     return found
