@@ -1,4 +1,4 @@
-"""What the encoders' formulas need of NumPy and torch beyond functions of the same name. Loads no torch."""
+"""What the encoders' formulas need beyond the functions that NumPy and torch have in common. Doesn't load torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from langchain_rcr.basics.rows import SparseRows
 
 
 def sparse_rows(rows: Sequence[Mapping[int, float]], dim: int) -> SparseRows:
-    """(N, dim) from the numbers of each row, by column."""
+    """(N, dim) from each row's numbers, by column."""
     starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
     columns = np.fromiter(chain.from_iterable(rows), np.int32, count=starts[-1])
     values = np.fromiter(chain.from_iterable(row.values() for row in rows), np.float32, count=starts[-1])
@@ -20,7 +20,7 @@ def sparse_rows(rows: Sequence[Mapping[int, float]], dim: int) -> SparseRows:
 
 
 def sums(values: Any, owner: Any, count: int) -> Any:
-    """(N, count): of values (N, S) those summed whose `owner` (S,), an ascending column, is the same."""
+    """(N, count): sums of values (N, S) with the same `owner` (S,), an ascending column number."""
     if not isinstance(values, np.ndarray):
         return values.new_zeros(len(values), count).index_add(1, owner, values)
     if len(values) == 1:  # faster
@@ -41,11 +41,11 @@ def norms(values: Any) -> Any:
 
 def times(values: Any, matrix: Any) -> Any:
     """(N, C): the matrix product of (N, D) and (D, C)."""
-    return (values[0] @ matrix)[None] if len(values) == 1 else values @ matrix  # the same, in half the time
+    return (values[0] @ matrix)[None] if len(values) == 1 else values @ matrix  # same result in half the time
 
 
 def shifted(likely: Any, shift: Any, least: float) -> Any:
-    """Likelihoods whose log-odds, of `least` to 1 − `least`, are shifted."""
+    """Likelihoods, clipped to `least` … 1 − `least`, with shifted log-odds."""
     if not isinstance(likely, np.ndarray):
         return (likely.logit(least) + shift).sigmoid()
     bounded = likely.clip(least, 1 - least)
@@ -53,7 +53,7 @@ def shifted(likely: Any, shift: Any, least: float) -> Any:
 
 
 def bag_sums(bags: SparseRows, weight: Any) -> Any:
-    """(N, D): for each of N bags of V the weighted sum of the rows of `weight` (V, D)."""
+    """(N, D): for each of N bags over V, the weighted sum of the rows of `weight` (V, D)."""
     if isinstance(weight, np.ndarray):
         return bags.times(weight)
     from torch import from_numpy

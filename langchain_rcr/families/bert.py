@@ -1,10 +1,10 @@
 """BERT as an ONNX graph that this package writes itself, from the arrays of a model.safetensors.
 
-A checkpoint thus has arrays and a few numbers, never a graph: what runs is always what stands here.
+So a checkpoint has arrays and a few numbers, never a graph: the code that runs is always the code here.
 
-As int8 the matrices take a quarter of the memory and multiplying them less than half of the time. A column of a matrix
-has one scale; the numbers that it is multiplied with are quantised as they come, all of a text with one scale, after
-what is large among their columns was moved into the matrix (SmoothQuant, Xiao et al. 2023).
+In int8 the matrices take a quarter of the memory, and multiplying them less than half the time. Each column of a matrix
+has its own scale. Activations are quantised dynamically with one scale per text, after their large columns have been
+scaled down and the factors moved into the matrix (SmoothQuant, Xiao et al. 2023).
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from langchain_rcr.families.onnx_file import MICROSOFT, Graph
 
 Arrays = Mapping[str, NDArray[Any]]
 MOVED = 0.7
-"""SmoothQuant's α. On 40 questions of GeoQuery the lowest cosine of vectors in int8 with those in float32 was 0.992
-with 0, 0.992 with 0.5, and 0.998 with 0.7."""
+"""SmoothQuant's α. On 40 questions of GeoQuery, the lowest cosine between int8 and float32 vectors was 0.992 with 0,
+0.992 with 0.5, and 0.998 with 0.7."""
 _WORDS, _POSITIONS, _KINDS = (f"embeddings.{of}_embeddings.weight" for of in ("word", "position", "token_type"))
 _EXPECTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 _SCALE, _DIVISOR = ".scale", ".divisor"
-"""What a matrix in int8 has beside it: the scale of each column, and what the numbers before it are divided by."""
+"""Suffixes of the arrays that go with an int8 matrix: the scale of each column, and the divisor of its inputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The numbers of a config.json that say how a BERT computes, by their names there."""
+    """The numbers of a config.json that determine how a BERT computes, under the same names."""
 
     hidden_size: int
     num_hidden_layers: int
@@ -44,7 +44,7 @@ class Shape:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Shape:
-        """Read from a config.json; an `InputError` if that is another kind of model's."""
+        """Read from a config.json; an `InputError` if it describes another kind of model."""
         for name, expected in _EXPECTED.items():
             if config.get(name, expected) != expected:
                 raise InputError(f"{name} is {show(config[name])}: without torch only BERT's models can be read")
@@ -70,9 +70,9 @@ class Shape:
 
 
 def _parts(shape: Shape) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
-    """Each matrix of the graph or norm (one axis): its name, those of `BertModel`'s parts in it, and their shape.
+    """Each matrix or norm (one axis) of the graph: its name, the `BertModel` parts that it is made of, and their shape.
 
-    The graph's matrix is the transposed one of its parts' rows, one part's after the other's.
+    The graph's matrix is the parts concatenated by rows, then transposed.
     """
     d, inner = shape.hidden_size, shape.intermediate_size
     yield "start", ["embeddings.LayerNorm"], (d,)
@@ -87,7 +87,7 @@ def _parts(shape: Shape) -> Iterator[tuple[str, list[str], tuple[int, ...]]]:
 
 
 def arranged(shape: Shape, tensors: Arrays) -> dict[str, NDArray[np.float32]]:
-    """The arrays of the graph, from all those of Hugging Face's `BertModel`, or an `InputError`."""
+    """The graph's arrays, from those of Hugging Face's `BertModel`; an `InputError` if they don't fit."""
     d, found = shape.hidden_size, dict[str, NDArray[np.float32]]()
 
     def take(name: str, *size: int) -> NDArray[np.float32]:
@@ -106,7 +106,7 @@ def arranged(shape: Shape, tensors: Arrays) -> dict[str, NDArray[np.float32]]:
 
 
 def spread(shape: Shape, arrays: Arrays) -> dict[str, NDArray[np.float32]]:
-    """Arrays in float32 as `BertModel` has them: the inverse of `arranged`, but that token types count in positions."""
+    """float32 arrays as `BertModel` has them: the inverse of `arranged`, but token types stay merged into positions."""
     kinds = np.zeros((2, shape.hidden_size), dtype=np.float32)
     found = {_WORDS: arrays["words"], _POSITIONS: arrays["positions"], _KINDS: kinds}
     for to, names, size in _parts(shape):
@@ -148,12 +148,12 @@ def check(shape: Shape, arrays: Arrays) -> None:
 def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
     """The ONNX model: `words` (1, T, d) → `last` (1, T, d), the last layer's vectors, and `inner`, those of `read_at`.
 
-    What `looked_up` gives is not in it, since the session would hold a second copy of the vocabulary.
+    The lookup (`looked_up`) is left out, since the session would hold a second copy of the vocabulary.
 
     Args:
         shape: the numbers of its config.json.
-        arrays: of `arranged`, or made smaller by `smaller`.
-        watched: matrices whose inputs are outputs, too, as `NAME.input`.
+        arrays: from `arranged`, or made smaller by `smaller`.
+        watched: matrices whose inputs become outputs too, as `NAME.input`.
     """
     made = Graph()
 
@@ -195,7 +195,7 @@ def graph(shape: Shape, arrays: Arrays, watched: Sequence[str] = ()) -> bytes:
 
 
 def looked_up(arrays: Arrays, ids: Sequence[int]) -> NDArray[np.float32]:
-    """What the model reads, (1, T, d): the vectors of T tokens."""
+    """The model's input, (1, T, d): the vectors of T tokens."""
     words = arrays["words"][list(ids)]
     if "words" + _SCALE in arrays:
         words = words * arrays["words" + _SCALE][list(ids)]
@@ -212,8 +212,8 @@ def smaller(shape: Shape, arrays: Arrays, largest: Callable[[str], NDArray[np.fl
 
     Args:
         shape: the numbers of its config.json.
-        arrays: of `arranged`.
-        largest: the largest of the numbers, by column, that a matrix was seen to be multiplied with.
+        arrays: from `arranged`.
+        largest: the largest absolute input that a matrix was seen to be multiplied with, by column.
     """
     found = dict(arrays)
     for name in matrices(shape):

@@ -1,4 +1,4 @@
-"""A bound on the tensors that opening a stranger's checkpoint may make."""
+"""A bound on the tensors that opening a stranger's checkpoint may create."""
 
 from __future__ import annotations
 

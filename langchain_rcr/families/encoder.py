@@ -1,4 +1,4 @@
-"""Encoders whose arrays are torch's, so that training can change them by gradients."""
+"""Encoders whose arrays are torch tensors, so that they can be trained by gradients."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from langchain_rcr.families.encoding import Backbone, BaseEncoder, Features, Voc
 __all__ = ["Backbone", "Encoder", "Features", "Vocabulary", "check_digest"]
 
 _ALWAYS_ALLOWED = 1 << 20
-"""Numbers that a new encoder's tensor may have, whatever the checkpoint holds."""
+"""A new encoder's tensor may have this many numbers whatever the checkpoint holds."""
 
 
 class Encoder(BaseEncoder, nn.Module):
-    """A `BaseEncoder` that is a torch module: what it keeps are parameters and buffers, on any device."""
+    """A `BaseEncoder` that is a torch module: it keeps parameters and buffers, on any device."""
 
     trainable = True
     xp: ClassVar[Any] = torch

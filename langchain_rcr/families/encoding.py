@@ -1,7 +1,7 @@
-"""What every encoder does: text to features once, features to vectors. Loads no torch.
+"""What every encoder does: text to features once, features to vectors. Doesn't load torch.
 
-`BaseEncoder` keeps its arrays in NumPy, which is all that fitting in closed form and serving need. For training by
-gradients `langchain_rcr.families.encoder.Encoder` keeps them in torch. The formulas are the same code for both.
+`BaseEncoder` keeps its arrays in NumPy, which suffices for closed-form fits and serving. For training by gradients,
+`langchain_rcr.families.encoder.Encoder` keeps them in torch. Both share the code of the formulas.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from langchain_rcr.families.untrusted import refusing
 
 
 class Features(Protocol):
-    """N featurised items, such as token ids, n-gram bags or frozen vectors. Nothing that training changes."""
+    """N featurised items, such as token ids, n-gram bags or frozen vectors. Training doesn't change them."""
 
     def __len__(self) -> int:
         """N."""
@@ -39,7 +39,7 @@ class Features(Protocol):
 
 
 class Backbone(Protocol):
-    """A frozen text encoder, through which a family's encoders read."""
+    """A frozen text encoder that a family's encoders read through."""
 
     dim: int
     symmetric: bool
@@ -55,7 +55,7 @@ class Backbone(Protocol):
 
 
 class Vocabulary(ABC):
-    """What an encoder learns from the training pool, such as its n-grams; stored in a JSON file of its own."""
+    """What an encoder learns from the training pool, such as its n-grams; stored in its own JSON file."""
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
@@ -93,26 +93,26 @@ class BaseEncoder(ABC):
     """One of the three encoders E_x, E_z, E_c: items → (N, D).
 
     A subclass implements `featurize` (text → features: slow, once per text) and `forward` (features → vectors). It
-    lists the constructor arguments that determine its vectors: `load` restores it from these and its arrays, which it
+    lists the constructor arguments that determine its vectors; `load` restores it from these and the arrays that it
     names with `keep`.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()
-    """Constructor arguments that determine its vectors; also attributes. They make up encoder.json."""
+    """Constructor arguments that determine its vectors and are also attributes. They make up encoder.json."""
     optional: ClassVar[tuple[str, ...]] = ()
-    """Further such arguments, left out where they are 0, as if there were none."""
+    """Further such arguments, left out of encoder.json if they are 0."""
     vocabularies: ClassVar[Mapping[str, type[Vocabulary]]] = {}
-    """Further such arguments, each stored in a file of its own unless it is None."""
+    """Further such arguments, each stored in its own file unless it is None."""
     grown: ClassVar[tuple[str, ...]] = ()
-    """Vocabularies and arrays that `grow` changes: they don't count for the policy's fingerprint."""
+    """Vocabularies and arrays that `grow` changes, so the policy's fingerprint ignores them."""
     fitted: ClassVar[tuple[str, ...]] = ()
-    """Name prefixes of the arrays that take their shapes from a fit rather than from the arguments."""
+    """Name prefixes of arrays whose shapes come from a fit rather than from the arguments."""
     rates: ClassVar[Mapping[str, float]] = {}
     """GRPO's learning rates for parameters that aren't network weights, by name prefix; they decay as `lr` does."""
     batch_size: ClassVar[int] = 512
     """Texts per batch when encoding without gradients."""
     trainable: ClassVar[bool] = False
-    """Whether its arrays are torch's."""
+    """Whether its arrays are torch tensors."""
     xp: ClassVar[Any] = np
     """The module whose functions its formulas call: NumPy or torch."""
     dim: int
@@ -129,13 +129,13 @@ class BaseEncoder(ABC):
         """Vectors (N, D) float32 of featurised items."""
 
     def keep(self, name: str, array: NDArray[Any], *, trained: bool = False, saved: bool = True) -> None:
-        """Keep an array that formulas read, as an attribute; `a.b` is attribute b of attribute a.
+        """Keep an array that formulas read as an attribute; `a.b` is attribute b of attribute a.
 
         Args:
-            name: of the attribute, and in the file.
+            name: the attribute's name, and the array's name in the file.
             array: its first value.
             trained: whether training changes it.
-            saved: whether it is in the checkpoint, rather than following from the arguments.
+            saved: whether it is in the checkpoint, rather than derived from the arguments.
         """
         *places, last = name.split(".")
         owner: Any = self
@@ -151,7 +151,7 @@ class BaseEncoder(ABC):
         return array
 
     def taken(self, values: Any) -> NDArray[np.float32]:
-        """What the formulas gave as an array, without gradients."""
+        """A result of the formulas as an array, without gradients."""
         array: NDArray[np.float32] = values
         return array
 
@@ -161,39 +161,39 @@ class BaseEncoder(ABC):
         return {name: attrgetter(name)(self) for name in kept}
 
     def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Overwrite some of `tensors`; those of the fit may take other shapes."""
+        """Overwrite some of `tensors`; fitted ones may change shape."""
         for name, array in tensors.items():
             place, _, last = name.rpartition(".")
             setattr(attrgetter(place)(self) if place else self, last, array)
 
     def grow(self, items: Sequence[Item], *, labels_only: bool = False) -> None:  # noqa: B027
-        """Take in examples that were added to a pool, without training; or those alone that have new labels."""
+        """Learn from examples added to a pool, without training; with `labels_only`, only those with new labels."""
 
     def describe(self, items: Sequence[Item]) -> None:  # noqa: B027
-        """After a fit: the questions of these examples, which were fitted to, describe what is in their programs."""
+        """After a fit, declare that the questions of these fitted examples describe what is in their programs."""
 
     @property
     def stale(self) -> bool:
-        """Whether so much has been taken in since the fit (`grow`) that another one is worth its time."""
+        """Whether `grow` has taken in so much since the fit that another one is worth its time."""
         return False
 
     def keep_preferences(self, other: Any) -> None:  # noqa: B027
-        """After a fit, take over from another encoder what was chosen by answers and speaks of no example."""
+        """After a fit, take over from another encoder what was tuned on answers and doesn't depend on the examples."""
 
     def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
-        """(N,) which examples a fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
+        """(N,) which examples the fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
         return np.zeros(len(names), dtype=np.bool_)
 
     def relevance(self, features: Any) -> NDArray[np.float64]:
-        """(N,) from 0 to 1, how near questions are to what was fitted to, by their rank; 1 without a fit."""
+        """(N,) from 0 to 1: how near questions are to the fitted ones, as a rank; 1 without a fit."""
         return np.ones(len(features))
 
     def drafted(self, features: Any, drafts: Sequence[str | None]) -> Features:
-        """Features of questions with a draft of each one's program, which may be wrong; for families that take them."""
+        """Features of questions with drafts of their programs, which may be wrong; for families that take drafts."""
         raise NotImplementedError
 
     def logged(self) -> dict[str, float]:
-        """Parameters that can be interpreted, in their own units; GRPO logs how they change."""
+        """Interpretable parameters in their own units; GRPO logs how they change."""
         return {}
 
     def reads(self) -> tuple[Any, ...]:
@@ -201,7 +201,7 @@ class BaseEncoder(ABC):
         return (id(self),)
 
     def settings(self) -> dict[str, Any]:
-        """JSON values that determine its vectors, together with the tensors. A vocabulary appears as its digest."""
+        """JSON values that, with the tensors, determine its vectors. A vocabulary appears as its digest."""
         known = {name: getattr(self, name) for name in self.vocabularies}
         digests = {name: None if value is None else value.digest for name, value in known.items()}
         optional = {name: value for name in self.optional if (value := getattr(self, name))}
@@ -218,7 +218,7 @@ class BaseEncoder(ABC):
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """Read an encoder back, over the frozen text encoder that it shares with the other two, if there is one."""
+        """Read an encoder back, over the frozen text encoder that it shares with the other two, if any."""
         file, weights = folder / "encoder.json", folder / "model.safetensors"
         arguments = read_json(file, ("backbone", *cls.vocabularies))
         for name, kind in cls.vocabularies.items():
@@ -240,11 +240,11 @@ class BaseEncoder(ABC):
 
     @classmethod
     def _empty(cls, arguments: Mapping[str, Any], tensors: Mapping[str, NDArray[Any]]) -> Self:
-        """An encoder whose `tensors` are still to be filled, which may not take much more memory than they do."""
+        """An encoder whose `tensors` are still to be filled; it may not take much more memory than they do."""
         return cls(**arguments)
 
     def _fill(self, tensors: Mapping[str, NDArray[Any]]) -> None:
-        """Overwrite all of `tensors`; a `ValueError` if these are others, in name, shape or type."""
+        """Overwrite all of `tensors`; a `ValueError` if names, shapes or types differ."""
         own = self.tensors()
         if strange := own.keys() ^ tensors.keys():
             raise ValueError(f"{min(strange)} is in one of both alone")
@@ -270,9 +270,9 @@ class BaseEncoder(ABC):
         return out
 
     def rows(self, features: Any) -> Rows:
-        """`vectors` of a pool; a family whose vectors are mostly 0 returns sparse ones."""
+        """`vectors` of a pool; sparse in families whose vectors are mostly 0."""
         return self.vectors(features)
 
     def order(self, features: Any) -> NDArray[np.int64]:
-        """The order in which `vectors` goes through the rows: like lengths together need the least padding."""
+        """The order in which `vectors` goes through the rows: grouping similar lengths needs the least padding."""
         return np.arange(len(features))

@@ -1,9 +1,9 @@
-"""Which training programs are held out together, so that training questions are as new to a fit as those to come.
+"""Which training programs are held out together, so that training questions are as new to a fit as future ones.
 
-Where programs to come are new: *by program*, five folds of whole programs, drawn at random, or *by cluster*, programs
-with similar structures together, so that what a question combines is new to what is left. A question held out in one of
-these ways may find no program of its fold in the pool, nor may a fit that predicts its needs have seen one. Where
-programs recur: *alone*, five folds of single questions, whose programs others may have.
+For new programs there are two ways. *By program*: five random folds of whole programs. *By cluster*: programs with
+similar structures together, so that a question's combination is new to what is left. In both, a held-out question finds
+no program of its fold in the pool, and the fit that predicts its needs has seen none. For recurring programs, *alone*:
+five folds of single questions, whose programs other questions may share.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.programs import ProgramSpec
 
 FOLDS = 5
-"""Of whole programs."""
+"""Number of folds, except by cluster."""
 LARGEST = 0.2
-"""The most that one fold may have of the programs. The linkage tree is cut where its largest cluster gets no larger, as
-the clusters that an absolute similarity makes depend on how much boilerplate all programs of a data set share."""
+"""The largest share of the programs in one fold. The linkage tree is cut so that no cluster is larger. A cut at an
+absolute similarity would depend on how much boilerplate all programs of a data set share."""
 MOST = 4000
-"""Programs that are clustered; of more, the first ones by their hashes. Time and memory grow with their square."""
+"""The most programs that are clustered; of more, the first by hash. Time and memory grow with their square."""
 PROGRAM, CLUSTER, ALONE = 0, 1, 2
 """The ways, as columns of `Folds.numbers`."""
 _TURNS = 1000
@@ -37,7 +37,7 @@ class Folds:
         programs: hash of a program's key → its fold by program and by cluster; −1: it is in no cluster.
         questions: hash of a question → its fold alone.
         spec: how programs are read.
-        new: the share of questions that are held out with their programs; the others alone.
+        new: the share of questions that are held out with their programs; the others are held out alone.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Folds:
 
     @classmethod
     def of(cls, items: Sequence[Item], spec: ProgramSpec, *, new: float = 1.0, seed: int = 0) -> Folds:
-        """The folds of training questions with their programs; the same whatever the questions' order."""
+        """The folds of training questions with their programs, whatever the questions' order."""
         programs = {text_hash(spec.key(text)): text for text in sorted({item.target for item in items})}
         hashes = sorted(programs)
         clusters = _clusters([spec.structures(programs[key]) for key in hashes[:MOST]]) if new else np.empty(0, int)
@@ -56,7 +56,7 @@ class Folds:
         return cls(by_program, dict(_drawn(sorted({text_hash(item.source) for item in items}), seed)), spec, new)
 
     def of_hashes(self, hashes: Iterable[Sequence[int]]) -> NDArray[np.int64]:
-        """(N, 3) folds of examples by the hashes of their question and their program's key; −1: none."""
+        """(N, 3) folds of examples, from the hashes of their question and their program's key; −1: none."""
         folds = [
             (*self.programs.get(program, (-1, -1)), self.questions.get(question, -1)) for question, program in hashes
         ]
@@ -67,7 +67,7 @@ class Folds:
         return self.of_hashes((text_hash(item.source), text_hash(self.spec.key(item.target))) for item in items)
 
     def ways(self, items: Sequence[Item]) -> NDArray[np.int64]:
-        """(N,) the way in which each is held out: of those that are so with their programs half by their clusters."""
+        """(N,) the way in which each is held out; half of those held out with their programs go by cluster."""
         hashes = np.array([text_hash(item.source) for item in items], dtype=np.int64)
         together = np.where(self.numbers(items)[:, CLUSTER] < 0, PROGRAM, hashes % 2)
         return np.where(hashes // 2 % _TURNS < round(self.new * _TURNS), together, ALONE)
@@ -79,7 +79,7 @@ def text_hash(text: str) -> int:
 
 
 def _drawn(hashes: Sequence[int], seed: int) -> Iterable[tuple[int, int]]:
-    """Each with one of `FOLDS` folds of even size."""
+    """Pairs each with one of `FOLDS` folds of equal size."""
     order = np.random.default_rng([seed, 7]).permutation(len(hashes))
     return zip(hashes, (np.argsort(order) % FOLDS).tolist(), strict=True)
 
@@ -105,7 +105,7 @@ def _clusters(programs: Sequence[frozenset[str]]) -> NDArray[np.int64]:
         height = tree[merges - 1, 2] if merges else -1.0
         return np.asarray(fcluster(tree, height, "distance") - 1, dtype=np.int64)
 
-    low, high = 0, len(tree)  # merges made: none leaves single programs, all make one cluster
+    low, high = 0, len(tree)  # number of merges: 0 leaves single programs, all make one cluster
     while low < high:
         middle = (low + high + 1) // 2
         fits = np.bincount(after(middle)).max() <= max(1, LARGEST * len(programs))

@@ -1,4 +1,4 @@
-"""The vectors of the `embeddings` and `lexical` families: frozen ones through a head, and those of n-grams."""
+"""The vectors of the `embeddings` and `lexical` families: frozen vectors through a head, and n-gram vectors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
 
 Normal: TypeAlias = Callable[..., NDArray[np.float32]]
-"""Draws an array of this shape from the standard normal distribution."""
+"""Draws an array of a given shape from the standard normal distribution."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,22 +38,22 @@ class FrozenVectors:
 class NumpyLinearEncoder(BaseEncoder):
     """scale · (W · frozen(source) + Σ n-gram vectors); either part may be left out.
 
-    The vectors of n-grams start with a standard deviation of init/√D: with init = 1 the inner product of two items
-    starts near the cosine of their tf-idf bags.
+    N-gram vectors start with a standard deviation of init/√D: with init = 1, the inner product of two items starts near
+    the cosine of their tf-idf bags.
 
     Args:
-        backbone: the frozen text encoder, which reads the question alone, as that is all a query has; None: no such.
+        backbone: the frozen text encoder, which reads only the question, as a query has nothing else; None: none.
         vocabulary: the n-grams; None: no n-grams.
         dim: D; None: the backbone's own.
-        init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a
-            shared random draw. E_z starts with a negative value: what is picked is needed less.
+        init: W starts as init · I (init · a fixed random projection where D ≠ d), the n-gram vectors as init · a shared
+            random draw. E_z starts with a negative value, as what is picked is needed less.
         ngram_init: scale of the n-gram vectors at the start, relative to the frozen vectors.
-        scale: a constant factor on the vectors; the product of E_x's and E_c's sets how sharp the first policy is.
+        scale: a constant factor on the vectors; the product of E_x's and E_c's sets how sharp the initial policy is.
         queries: whether it reads queries (E_x), which some embedding models treat differently.
-        seed: of the random parts; the three encoders of a policy share it. None: they are 0.
+        seed: of the random parts, shared by the three encoders of a policy. None: these parts are 0.
 
     Raises:
-        InputError: neither `dim` nor a backbone says how long the vectors are.
+        InputError: neither `dim` nor a backbone gives the length of the vectors.
     """
 
     arguments = ("dim", "scale", "queries")

@@ -1,4 +1,4 @@
-"""The `lexical` family: n-gram bags trained from scratch. Nothing to download; the baseline of every other family."""
+"""The `lexical` family: n-gram bags trained from scratch. No downloads; the baseline for every other family."""
 
 from __future__ import annotations
 

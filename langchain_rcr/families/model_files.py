@@ -1,6 +1,6 @@
-"""What frozen text encoders share: where a pretrained model's folder is, and what its tokenizer's settings say.
+"""What frozen text encoders share: finding a pretrained model's folder, and reading its tokenizer's settings.
 
-Loads no torch.
+Doesn't load torch.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from langchain_rcr.families.untrusted import SPECIAL_TOKENS, refusing
 
 Pooling = Literal["mean", "cls"]
 Read: TypeAlias = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
-"""Unit vectors (N, d) of texts, and the vectors (T, d) of each one's tokens."""
+"""Unit vectors (N, d) of texts, and the token vectors (T, d) of each."""
 INSIDE = "checkpoint:backbone"
-"""The base of a model that is stored in the checkpoint itself, in the folder backbone/."""
+"""The base of a model stored in the checkpoint itself, in the folder backbone/."""
 MAX_CHARACTERS = 64
-"""A generous bound on characters per token: what is beyond never reaches the tokenizer, which then cuts exactly."""
+"""A generous bound on characters per token: text beyond it never reaches the tokenizer, which then cuts exactly."""
 LIMITS = ("model_max_length", "truncation_side")
-"""Settings of a tokenizer that are saved, beside its special tokens."""
+"""Settings of a tokenizer that are saved besides its special tokens."""
 
 
 class LocalBackbone(ABC):
-    """A `Backbone` that runs in this process: it reads queries as pool entries, and nothing changes it."""
+    """A `Backbone` that runs in this process, treats queries like pool entries, and never changes."""
 
     symmetric = True
     dim: int
 
     @abstractmethod
     def read(self, texts: Sequence[str]) -> Read:
-        """Unit vectors (N, d) of texts, zeros for one without tokens, and the vectors (T, d) of each one's tokens."""
+        """Unit vectors (N, d) of texts, zeros for one without tokens, and the token vectors (T, d) of each."""
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """See `Backbone.embed`."""
@@ -47,10 +47,10 @@ class LocalBackbone(ABC):
 
 
 def model_folder(base: str) -> str:
-    """What `AutoModel.from_pretrained` takes for a base as users write it.
+    """The argument of `AutoModel.from_pretrained` for a base as users write it.
 
-    `package:NAME` stands for the model inside the installed distribution of this name. The name may come from a
-    checkpoint: so nothing is imported, and a folder that only happens to be on `sys.path` doesn't count.
+    `package:NAME` stands for the model inside the installed distribution of this name. As the name may come from a
+    checkpoint, nothing is imported, and a folder that merely is on `sys.path` doesn't count.
 
     Raises:
         InputError: the distribution is not installed, or its list of files has no model.
@@ -82,7 +82,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int, *, special: bool) -> list[list[int]]:
-    """Ids of each text's tokens, with special ones or without, or an `InputError` if the tokenizer fails at one.
+    """Ids of each text's tokens, with or without special ones, or an `InputError` if the tokenizer fails on a text.
 
     The tokenizer cuts at `max_length` tokens.
     """

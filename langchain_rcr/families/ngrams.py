@@ -19,20 +19,20 @@ from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
-"""Words and operators, but no brackets, commas and quotes: so `answer ( city (` has the bigram of a call and its
+"""Words and operators, but no brackets, commas or quotes, so that `answer ( city (` has the bigram of a call and its
 argument, `answer city`."""
 _MAX_LENGTH = 16
 """The longest n-gram and widest gap that a saved vocabulary may have; settings allow 5."""
 _MAX_IDF = 1e6
 """A generous bound: inverse document frequencies are logarithms."""
 _MAX_TOKENS = 2048
-"""Tokens read of one text: a pasted document must not stall a query."""
+"""The most tokens read of a text: a pasted document must not stall a query."""
 
 
 def ngrams(item: Item, longest: int, gap: int = 0) -> Iterator[str]:
-    """The n-grams (n = 1 … longest) of an item in lower case, those of the program with "⇒" in front.
+    """The n-grams (n = 1 … longest) of an item in lower case, those of the program prefixed with "⇒".
 
-    With a gap, also pairs of words with 1 … gap others in between, and the first and the last word marked as such.
+    With a gap, also pairs of words with 1 … gap others in between, and the first and last word marked as such.
     """
     for mark, text in (("", item.source), ("⇒", item.target)):
         tokens = _TOKEN.findall(text[: 16 * _MAX_TOKENS].lower())[:_MAX_TOKENS]

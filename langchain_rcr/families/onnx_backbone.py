@@ -33,11 +33,12 @@ from langchain_rcr.families.model_files import (
 from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
 
 _SALAD, _WORDS = 64, 16
-"""Texts, of words at random, and the words of each, by which the numbers' ranges are seen before they become int8."""
+"""How many texts of random words, and how many words in each, calibrate the ranges of activations before quantising to
+int8."""
 
 
 class OnnxBackbone(LocalBackbone):
-    """A frozen BERT, as `TransformerBackbone` is; each text is read by itself, so that its vectors are always the same.
+    """A frozen BERT, like `TransformerBackbone`; reads each text by itself, so that its vectors are always the same.
 
     Args:
         base: a local folder or `package:NAME`.
@@ -75,7 +76,7 @@ class OnnxBackbone(LocalBackbone):
             self.embed(["?"])
 
     def __reduce__(self) -> Any:
-        """For pickling: a model that comes with an installed package is opened again, and what runs always."""
+        """For pickling: a model from an installed package is reopened, and the session is always rebuilt."""
         if self.base.startswith("package:"):
             return partial(OnnxBackbone, pooling=self.pooling, max_length=self._length), (self.base,)
         kept = {name: value for name, value in self.__dict__.items() if name not in ("_session", "_tokenizer")}
@@ -87,7 +88,7 @@ class OnnxBackbone(LocalBackbone):
 
     @cached_property
     def _tokenizer(self) -> tuple[Any, frozenset[int | None]]:
-        """The tokenizer, and the ids of its special tokens, without that of unknown words."""
+        """The tokenizer, and the ids of its special tokens except that of unknown words."""
         from tokenizers import Tokenizer
 
         tokenizer = Tokenizer.from_str(self._tokenizer_json)
@@ -113,18 +114,18 @@ class OnnxBackbone(LocalBackbone):
         return unit(pooled), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """See `Backbone.describe`: a model of an installed package is named, any other copied into the checkpoint."""
+        """See `Backbone.describe`: a model from an installed package is named, others copied into the checkpoint."""
         base = self.base if self.base.startswith("package:") else self._save(folder / "backbone")
         kind = "onnx" if self.small else "transformer"
         return {"kind": kind, "base": base, "pooling": self.pooling, "max_length": self.max_length}
 
     @property
     def small(self) -> bool:
-        """Whether it is in int8, which ONNX Runtime alone reads."""
+        """Whether it is in int8, which only ONNX Runtime reads."""
         return bool(self._arrays["words"].dtype == np.int8)
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
-        """The same model, as one that is to be stored in a checkpoint, in int8 or as it is."""
+        """The same model, ready to be stored in a checkpoint, in int8 or as it is."""
         stored = copy.copy(self)
         stored.base = INSIDE
         if int8 and not self.small:
@@ -146,7 +147,7 @@ class OnnxBackbone(LocalBackbone):
         return INSIDE
 
     def _largest(self) -> dict[str, NDArray[np.float32]]:
-        """What `bert.smaller` needs, seen in texts of words at random."""
+        """The ranges that `bert.smaller` needs, measured on texts of random words."""
         names = bert.matrices(self._shape)
         session = _session(bert.graph(self._shape, self._arrays, watched=names))
         tokenizer, special = self._tokenizer
@@ -166,9 +167,9 @@ def _session(model: bytes) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # many questions at once: a thread each
+    options.intra_op_num_threads = options.inter_op_num_threads = 1  # many questions at once, each in one thread
     options.enable_cpu_mem_arena = False
     session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    session.disable_fallback()  # to another device, for which it would keep the file
+    session.disable_fallback()  # falling back to another device needs the file kept in memory
     session.__dict__.pop("_model_bytes", None)
     return session

@@ -1,4 +1,4 @@
-"""Writes ONNX models, which ONNX Runtime reads, without the package `onnx`: protocol buffers of a handful of messages.
+"""Writes ONNX models for ONNX Runtime without the package `onnx`: protocol buffers with a handful of messages.
 
 The numbers are those of the fields in onnx.proto (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
 """
@@ -25,10 +25,10 @@ class Graph:
 
     def __init__(self) -> None:
         self._nodes: list[bytes] = []
-        self._constants: dict[str, tuple[bytes, memoryview]] = {}  # not copied before the whole file is
+        self._constants: dict[str, tuple[bytes, memoryview]] = {}  # not copied until the whole file is
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """An array that doesn't change: float32, int8 or int64."""
+        """A constant array: float32, int8 or int64."""
         if name not in self._constants:
             dims = b"".join(_number(1, size) for size in array.shape)
             about = dims + _number(2, _TYPES[array.dtype]) + _text(8, name) + _begun(9, array.nbytes)
@@ -46,7 +46,7 @@ class Graph:
         return output
 
     def model(self, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> bytes:
-        """The file: inputs by name, each with the names of its axes, and outputs, all of them float32."""
+        """The file, given the inputs by name, each with the names of its axes, and the outputs; all are float32."""
         shown = b"".join(_bytes(11, _about(name, axes)) for name, axes in inputs.items())
         given = b"".join(_bytes(12, _about(name, None)) for name in outputs)
         constants = [part for parts in self._constants.values() for part in parts]
@@ -80,7 +80,7 @@ def _number(field: int, value: int) -> bytes:
 
 
 def _begun(field: int, length: int) -> bytes:
-    """What stands before as many bytes."""
+    """The header before `length` bytes."""
     return _varint(field << 3 | 2) + _varint(length)
 
 

@@ -31,7 +31,7 @@ _LOADING = Lock()
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """N token sequences, each of its own length; a batch is padded when it is read."""
+    """N token sequences of different lengths; a batch is padded when it is read."""
 
     ids: list[list[int]]
 
@@ -45,7 +45,7 @@ class Tokens:
 
 @contextmanager
 def undisturbed() -> Iterator[None]:
-    """Use transformers without its progress bars, and in one thread at a time: its lazy imports fail in two at once."""
+    """Use transformers without its progress bars, and in one thread at a time: its lazy imports aren't thread-safe."""
     with _LOADING:
         from transformers.utils import logging
 
@@ -59,7 +59,7 @@ def undisturbed() -> Iterator[None]:
 
 
 def _saved_tokenizer(folder: Path) -> Any:
-    """The tokenizer in a checkpoint; of its settings only those that `PooledTransformer.save` writes count."""
+    """The tokenizer in a checkpoint; only the settings that `PooledTransformer.save` writes count."""
     from transformers import PreTrainedTokenizerFast
 
     settings = read_json(folder / "tokenizer_config.json", ())
@@ -88,7 +88,7 @@ class PooledTransformer(nn.Module):
         self.base, self.pooling = base, pooling
         folder = model_folder(base)
         local = Path(folder).is_dir()
-        # A local model needs neither the hub nor the user's token, whatever it refers to.
+        # A local model needs neither the hub nor the user's token, whatever it references.
         options = {"trust_remote_code": False, "local_files_only": local, "token": False if local else None}
         with undisturbed(), refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
             from transformers import AutoModel, AutoTokenizer
@@ -106,7 +106,7 @@ class PooledTransformer(nn.Module):
         self.dim = int(self.model.config.hidden_size)
 
     # A call with output_hidden_states leaves hooks on the model: closures, which can't be pickled and are only
-    # installed when a model is built. So we pickle class, configuration and tensors, and build the model again.
+    # installed when a model is built. So we pickle class, configuration and tensors, and rebuild the model.
     def __getstate__(self) -> dict[str, Any]:
         tensors = [dict(self.model.named_parameters(remove_duplicate=False)), dict(self.model.named_buffers())]
         return {**self.__dict__, "_modules": {}, "_pickled": (type(self.model), self.model.config, tensors)}
@@ -124,17 +124,17 @@ class PooledTransformer(nn.Module):
 
     @cached_property
     def vocabulary(self) -> str:
-        """A digest of the tokenizer: its tokens, and the ids of a probe that shows casing and special tokens."""
+        """A digest of the tokenizer: its tokens, and the ids of a probe text that reveals casing and special tokens."""
         probe = self.tokenizer("What's the Größe of the 2nd-largest STATE?")["input_ids"]
         return digest([sorted(self.tokenizer.get_vocab().items()), probe])
 
     def check_storable(self) -> None:
-        """Raise an `InputError` where `check_saved_model` would refuse what `save` writes."""
+        """Raise an `InputError` if `check_saved_model` would refuse what `save` writes."""
         with refusing(f"model '{self.base}' can't be kept in a checkpoint"):
             if not self.tokenizer.is_fast:
                 raise InputError("its tokenizer has no tokenizer.json")
             backend = self.tokenizer.backend_tokenizer
-            backend.no_truncation()  # `tokenize` leaves its limit in it
+            backend.no_truncation()  # `tokenize` leaves its limit set
             backend.no_padding()
             check_kind(self.model.config.to_dict())
             check_tokenizer(json.loads(backend.to_str()), self.model.config.vocab_size)
@@ -181,9 +181,10 @@ class PooledTransformer(nn.Module):
 
     @torch.inference_mode()
     def read(self, texts: Sequence[str], batch_size: int = 64) -> Read:
-        """Vectors of texts (N, D) and, from the same pass, of each one's tokens (T, D) without the special ones.
+        """Vectors of texts (N, D) and, from the same pass, of each text's tokens (T, D), without special ones.
 
-        Tokens are read three quarters of the way up, where BERTScore reads BERT and DeBERTa (layer 9 of 12, 18 of 24).
+        Token vectors come from three quarters of the way up, as BERTScore does for BERT and DeBERTa (layer 9 of 12, 18
+        of 24).
         """
         sequences = self.tokenize(texts).ids
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}

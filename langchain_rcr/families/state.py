@@ -1,6 +1,6 @@
 """How the picks compose into the vector that searches for the next one.
 
-To add a way, subclass `State` in this file: a name, a summary and `compose` are all it takes.
+To add another, subclass `State` in this file: it takes a name, a summary and `compose`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Array = TypeVar("Array")
 STATES: dict[str, type[State[Any]]] = {}
 """The states by name."""
 _TINY = 1e-12
-"""Added under the root, whose slope at 0 is infinite."""
+"""Added under the square root, whose slope at 0 is infinite."""
 
 
 class State(ABC, Generic[Array]):
@@ -23,7 +23,7 @@ class State(ABC, Generic[Array]):
 
     Args:
         lam: λ, the weight of the picks so far.
-        fade: p, how fast what is covered fades; None: at once. For states that cover needs.
+        fade: p, how fast covered needs fade; None: at once. For states that cover needs.
     """
 
     name: ClassVar[str]
@@ -42,17 +42,17 @@ class State(ABC, Generic[Array]):
         self._query: Array | None = None
         self._vector: Array | None = None
         self._kept: Any = None
-        """What `compose` keeps of a query, for its next step."""
+        """What `compose` caches about a query for its next step."""
 
     @abstractmethod
     def compose(self, query: Any, vector: Any, context: Any) -> Any:
-        """The vectors after a pick, from E_x, the vectors before it and E_z of each row's pick; all (B, D)."""
+        """The vectors after a pick, from E_x, the vectors before it, and E_z of each row's pick; all (B, D)."""
 
     def sql(self) -> str:
-        """`compose` in SQL, for an engine that takes all steps in one trip; "": there is no such expression.
+        """`compose` in SQL, for an engine that takes all steps in one round trip; "": there is no such expression.
 
-        Of pgvector's vectors {query}, {needs} (the query without what is below 0), {vector} and {context}, and their
-        length {dim}.
+        It uses pgvector's vectors {query}, {needs} (the query with negatives set to 0), {vector} and {context}, and
+        their length {dim}.
         """
         return ""
 
@@ -98,16 +98,16 @@ class AdditiveState(State[Array]):
 
 
 class SaturatingState(State[Array]):
-    """What a pick covers is needed less: x_t = x_{t−1} − λ · E_z(z_t) ⊙ (x_{t−1} − ρ_t · x_0), element by element.
+    """What a pick covers becomes less needed: x_t = x_{t−1} − λ · E_z(z_t) ⊙ (x_{t−1} − ρ_t · x_0), element by element.
 
     Coordinates stand for structures: E_x says how much each is needed, E_c and E_z which of them an example has (0 to
     1). Of what pick z_t covers, the share ρ_t = cos(x_0⁺, E_z(z_t))^p stays needed: the closer the whole pick is to
-    what is needed, the more it pays to show it again, in another question. Language models answer more questions
-    right that way than if every pick only has to cover something new.
+    what is needed, the more it pays to show it again in another question. Language models answer more questions
+    correctly that way than if every pick must cover something new.
 
-    Where no program resembles what is needed, or p is None, hardly anything or nothing stays. With λ = 1 the inner
-    product with E_c(c) is then the need that c newly covers, and greedy decoding is greedy expected coverage. With
-    λ = 0 picks don't matter.
+    Little stays needed if no program resembles what is needed, and nothing if p is None. With λ = 1 the inner product
+    with E_c(c) is then the need that c newly covers, and greedy decoding is greedy expected coverage. With λ = 0 picks
+    don't matter.
     """
 
     name = "saturating"
@@ -138,7 +138,7 @@ class SaturatingState(State[Array]):
 
 
 def _filled(number: float | str) -> str:
-    """The vector of pgvector with one number everywhere."""
+    """A pgvector vector that repeats one number."""
     return f"array_fill(({number})::real, ARRAY[{{dim}}])::vector"
 
 

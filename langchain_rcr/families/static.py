@@ -1,8 +1,8 @@
-"""A text encoder without a network: a text is the sum of its tokens' input embeddings. Loads no torch.
+"""A text encoder without a network: a text is the sum of its tokens' input embeddings. Doesn't load torch.
 
-The embeddings are those of a pretrained model, centred and turned to their principal components; frequent tokens count
-less (Arora, Liang and Ma, 2017), by Zipf's law, since a tokenizer's vocabulary is roughly in order of frequency. What
-that costs in answers is in docs/results.md ("Static vectors").
+The embeddings are those of a pretrained model, centred and projected onto their principal components. Frequent tokens
+count less (Arora, Liang and Ma, 2017); frequencies follow from Zipf's law, since a tokenizer's vocabulary is roughly in
+order of frequency. For the cost in answers see docs/results.md ("Static vectors").
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from langchain_rcr.families.model_files import LocalBackbone, Read, model_folder
 from langchain_rcr.families.untrusted import check_tokenizer, refusing
 
 PREFIX = "static:"
-"""What the name of a base begins with whose input embeddings alone are wanted."""
+"""Prefix of a base of which only the input embeddings are used."""
 _DIM = 256
-"""Numbers of a token's vector, at most."""
+"""The most numbers in a token's vector."""
 _COMMON = 1e-3
 """a of the weight a / (a + p) of a token of probability p, as published."""
 _MATRICES = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.weight", "wte.weight")
-"""How the names of transformers' input embeddings end."""
+"""Name endings of input embeddings in transformers."""
 
 
 class StaticBackbone(LocalBackbone):
-    """Frozen token vectors and the tokenizer that they belong to.
+    """Frozen token vectors and their tokenizer.
 
     Args:
         tokens: (V, d) a vector for each token of the vocabulary, in half precision.
         tokenizer: the text of a tokenizer.json.
-        max_length: tokens that are read of a text.
+        max_length: tokens read of a text.
     """
 
     def __init__(self, tokens: NDArray[np.float16], tokenizer: str, *, max_length: int = 256) -> None:
@@ -60,7 +60,7 @@ class StaticBackbone(LocalBackbone):
             max_length: see the class.
 
         Raises:
-            InputError: the model can't be found or has no tokenizer.json, or no input embeddings by a known name.
+            InputError: the model can't be found, has no tokenizer.json, or has no input embeddings under a known name.
         """
         with refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
             weights, tokenizer = (_file(model_folder(base), name) for name in ("model.safetensors", "tokenizer.json"))
@@ -82,7 +82,7 @@ class StaticBackbone(LocalBackbone):
         return unit(np.array(sums, dtype=np.float32).reshape(-1, self.dim)), tokens
 
     def describe(self, folder: Path) -> dict[str, Any]:
-        """See `Backbone.describe`: all of it is written, so that serving needs no other model."""
+        """See `Backbone.describe`: everything is written, so that serving needs no other model."""
         inside = folder / "backbone"
         inside.mkdir(exist_ok=True)
         save_file({"tokens": self._tokens}, inside / "model.safetensors")

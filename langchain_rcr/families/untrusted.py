@@ -1,8 +1,8 @@
 """Checks on files that a stranger may have written: above all, the transformers model inside a checkpoint.
 
-transformers and tokenizers trust a model's JSON. A stranger's could make them fetch another repository with the
+transformers and tokenizers trust a model's JSON. A stranger's JSON could make them fetch another repository with the
 user's token, build a model of any size, or let a text grow until memory is full. So a checkpoint may hold only the
-parts that a text encoder needs, in sizes that the checkpoint's own tensors bear out.
+parts that a text encoder needs, in sizes that match the checkpoint's own tensors.
 """
 
 from __future__ import annotations
@@ -42,35 +42,35 @@ _PARTS = {
     "decoder": "BPEDecoder ByteFallback ByteLevel Fuse Metaspace Replace Strip WordPiece",
     "model": "BPE Unigram WordLevel WordPiece",
 }
-"""What the tokenizer of a text encoder is made of."""
+"""The parts of a text encoder's tokenizer."""
 _REPEATABLE = ("Prepend", "Replace", "Split", "Strip")
-"""Parts that may occur more than once. The others are idempotent, or would make a text longer each time."""
+"""Parts that may occur more than once. The others are idempotent, or would lengthen a text each time."""
 _PATTERNS = (r" {2,}", r"\n", r"\s+", r"\s{2,}|[\n\r\t]", r"[\n\r\t]")
 """The regular expressions of transformers' own text encoders: others could run forever, or panic."""
 _MAX_PARTS = 16
 _MAX_GROWTH = 8
-"""Characters that all replacements together may make of one."""
+"""All replacements together may turn a character into this many."""
 _MAX_FORM_BYTES = 128
 """Bytes of the longest normal form of a character; Unicode's longest has 33."""
 _MAX_WORD_LENGTH = 1000
 """Characters of a word that WordPiece splits, in quadratic time."""
 _PLAIN_SIZE = 1 << 20
-"""Numbers in a configuration that need no justification; larger ones must be a size of the model's tensors."""
+"""Numbers in a configuration up to this need no justification; larger ones must be a size of the model's tensors."""
 _UNSAVED = 1 << 20
-"""Numbers that a model may hold beside its saved ones, such as positions."""
+"""How many numbers a model may hold besides its saved ones, such as positions."""
 
 
 @contextmanager
 def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
-    """Turn whatever a library raises over bad data into a `kind` of one line: `what`, and why.
+    """Turn whatever a library raises on bad data into a one-line `kind`: `what`, and why.
 
-    A `CheckpointError` passes through: it already says where it comes from.
+    A `CheckpointError` passes through, as it already names its source.
     """
     try:
         yield
     except (CheckpointError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # a panic in Rust is no Exception
+    except BaseException as error:  # a panic in Rust isn't an Exception
         # PyTorch appends its stack to the first line.
         why = " ".join(str(error).partition("\nException raised from")[0].split()) or type(error).__name__
         raise kind(f"{what}: {why[:300]}") from error
@@ -178,7 +178,7 @@ def _check_growth(parts: list[Any]) -> None:
 
 
 def _is_table(encoded: str) -> bool:
-    """Whether a sentencepiece table is as long as its first four bytes say, and no normal form is too long."""
+    """Whether a sentencepiece table has the length that its first four bytes say, and no normal form is too long."""
     table = base64.b64decode(encoded)
     size = int.from_bytes(table[:4], "little")
     return size <= len(table) - 4 and max(map(len, table[4 + size :].split(b"\0"))) <= _MAX_FORM_BYTES
@@ -189,7 +189,7 @@ def _at_most(number: Any, most: int) -> bool:
 
 
 def _flat(part: Any) -> Iterator[Any]:
-    """The parts of a tokenizer's normalizer, say, with nested sequences unpacked."""
+    """The parts of, say, a tokenizer's normalizer, with nested sequences unpacked."""
     found = [] if part is None else [part]
     while found:
         part = found.pop()
