@@ -1,1 +1,1 @@
-"""The examples that can be picked: made from what users have, stored, filtered, rendered."""
+"""The examples that can be picked: read from what users have, stored, filtered, rendered."""

@@ -1,4 +1,4 @@
-"""Checks the retriever's fields; finds the query among a prompt's variables, question and program in examples."""
+"""Checks the retriever's fields, and finds the query in a prompt's variables and question and program in examples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Order = Literal["picked", "reversed"]
 """The order of the picks in a prompt."""
 
 _LOOKED_AT = 50
-"""Examples that tell questions from programs."""
+"""How many examples are read to tell questions from programs."""
 
 
 class Fields(TypedDict, total=False):
@@ -52,8 +52,8 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
 
     Args:
         variables: name → value.
-        input_keys: the variables that make up the query, joined by spaces in the order of their sorted names. None:
-            the variables `source_keys`, or else the only one.
+        input_keys: the variables that make up the query, joined by spaces in the order of their sorted names. None: the
+            variables `source_keys`, else the only one.
         source_keys: the keys of an example's question, sorted.
 
     Raises:
@@ -84,12 +84,12 @@ def keys_of(
     target_key: str | None,
     spec: ProgramSpec,
 ) -> tuple[str | Sequence[str], str]:
-    """The keys of question and program, where they weren't given by those that the first example has.
+    """The keys of question and program; those that weren't given are inferred from the first example's fields.
 
-    The question is `input_keys`, where it has them all, else "source", else of two fields the one that isn't "target",
-    else the one that parses less often as a program of `spec`, else the first; the program is "target", else the only
-    other field, else the only one of `example_keys` that isn't the question's. Without examples, `example_keys` are
-    taken for their fields.
+    The question is `input_keys` if given, else "source". Else, of two fields, it is the one that isn't "target", or the
+    one that parses less often as a program of `spec`, or the first. The program is "target", else the only other field,
+    else the only one of `example_keys` that isn't the question's. Without examples, the fields are `input_keys` and
+    `example_keys`.
 
     Raises:
         InputError: the fields leave it open.
@@ -127,7 +127,7 @@ def keys_of(
 
 
 def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
-    """How many of the first examples have a program of this language in a field."""
+    """How many of the first examples have a program of `spec`'s language in a field."""
     texts = (example.get(field) for example in islice(examples, _LOOKED_AT) if isinstance(example, Mapping))
     return sum(isinstance(text, str) and spec.tree(text) is not None for text in texts)
 

@@ -1,4 +1,4 @@
-"""Questions to a retriever, one or many at once, each with a callback run of its own."""
+"""Asks a retriever one or many questions, each with its own callback run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from langchain_rcr.pool.served import Pick, error_of
 
 
 class Selection(NamedTuple):
-    """What a question got: the picks, in the order of the prompt, and, where somebody sees them, their documents."""
+    """The result for a question: the picks in the order of the prompt, and their documents if somebody sees them."""
 
     picks: list[Pick]
     documents: list[Document]
@@ -32,16 +32,16 @@ async def batched(
     about: Mapping[str, Any],
     return_exceptions: bool,
 ) -> list[Any]:
-    """Pick for questions together; an invalid one gets its exception and stops no other.
+    """Pick for questions together; an invalid one gets its exception without stopping the others.
 
     Args:
-        retriever: whose name, tags and metadata the runs get.
+        retriever: gives the runs its name, tags and metadata.
         queries: the questions.
         config: for all, or for each.
-        manager: of callbacks that are sync, and then nothing here waits, or async.
-        pick: what the valid questions get, in their order, an error among others; and whether callbacks see it.
-        about: for traces.
-        return_exceptions: put exceptions into the list in place of raising the first.
+        manager: the class of callback managers; with the sync one nothing here awaits.
+        pick: (valid questions, whether callbacks see the result) → the result or error of each, in order.
+        about: metadata for traces.
+        return_exceptions: put exceptions into the list instead of raising the first.
 
     Returns:
         For each question its `Selection`, or its exception.
@@ -49,7 +49,7 @@ async def batched(
     runs, configs = [], get_config_list(config, len(queries))
     callbacks: Any = None
     for query, one in zip(queries, configs, strict=True):
-        if callbacks is None or isinstance(config, list):  # else all have the same
+        if callbacks is None or isinstance(config, list):  # otherwise all share one
             callbacks = manager.configure(
                 inheritable_callbacks=one.get("callbacks"),
                 inheritable_tags=one.get("tags"),
@@ -61,7 +61,7 @@ async def batched(
             name = one.get("run_name") or retriever.get_name()
             run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
             runs.append(await resolved(run))
-        else:  # nobody listens
+        else:  # no listeners
             runs.append(None)
     errors = [error_of(query) for query in queries]
     valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
@@ -83,5 +83,5 @@ async def batched(
 
 
 async def resolved(value: Any) -> Any:
-    """A value, awaited where it has to be."""
+    """A value, awaited if need be."""
     return await value if inspect.isawaitable(value) else value

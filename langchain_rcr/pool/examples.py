@@ -1,4 +1,4 @@
-"""The examples a prompt can draw from: their ids, their fields as the user gave them, and what the encoders read."""
+"""The examples that a prompt can show: their ids, the fields as the user gave them, and what the encoders read."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.remembering import remembered
 
 Example = Mapping[str, Any]
-"""One example: a question under the source key, its program under the target key, any other fields beside them."""
+"""One example: a question under the source key, its program under the target key, and any other fields."""
 
 
 class ExamplePool:
@@ -31,18 +31,18 @@ class ExamplePool:
 
     Args:
         examples: mappings with the two keys; further fields, of any type, are kept as they are.
-        ids: one unique string for each example; a random UUID (hex) each when left out. A field named "id" of an
-            example is a field like any other, not its id.
-        source_key: the key of the question; several: their values, in the order of the sorted keys and joined by
-            spaces, are the question, as in LangChain's selectors.
+        ids: one unique string for each example; a random UUID (hex) each when left out. An example's field named "id"
+            is a field like any other, not its id.
+        source_key: the key of the question, or several, whose values, joined by spaces in the order of the sorted keys,
+            are the question, as in LangChain's selectors.
         target_key: the key of the program.
-        spec: which programs are the same (`ProgramSpec.key`): the encoder's, where there is one.
+        spec: decides which programs are the same (`ProgramSpec.key`); the encoder's, if there is one.
 
     Raises:
-        PoolError: an example that is not a mapping, lacks a key, has no text under it; an id that is not a unique
+        PoolError: an example that is not a mapping, lacks a key or has no text under it; an id that is not a unique
             non-empty string. The message names position and field.
-        InputError: one key is both the question's and the program's, `examples` is not a sequence, or the ids don't
-            match it in number.
+        InputError: one key is both the question's and the program's, `examples` is not a sequence, or the number of ids
+            differs.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class ExamplePool:
         self.ids: tuple[str, ...] = ()
         """(N,) the ids, by position."""
         self.of_content = False
-        """Whether the ids are made of what the examples hold, so that a changed example has another id."""
+        """Whether the ids are derived from the examples' content, so that a changed example has another id."""
         self.examples: tuple[dict[str, Any], ...] = ()
         """(N,) the examples, by position. Not to be changed in place."""
         self._items: tuple[Item, ...] = ()
@@ -77,19 +77,19 @@ class ExamplePool:
 
     @property
     def keys(self) -> str:
-        """Those of question and program, in words."""
+        """The keys of question and program, in words."""
         return f"{' + '.join(map(repr, self.source_keys))} and '{self.target_key}'"
 
     def extended(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> ExamplePool:
-        """This pool with more examples at its end; positions of the old ones stay. Arguments, errors: as the class."""
+        """This pool with more examples at the end; old positions stay. Arguments and errors as for the class."""
         pool = self._copy()
         pool._append(examples, ids)
         return pool
 
     def filled(self, examples: Mapping[str, dict[str, Any]], where: Callable[[int], str]) -> ExamplePool:
-        """A pool with the keys of this one that holds these examples themselves, by id.
+        """A pool with this one's keys that holds these examples themselves, by id.
 
-        `where` names the one that an error is about by its position.
+        `where` names an example in errors, given its position.
         """
         pool = self._copy()
         pool.ids, pool.examples = tuple(examples), tuple(examples.values())
@@ -97,7 +97,7 @@ class ExamplePool:
         return pool
 
     def only(self, positions: Sequence[int], spec: ProgramSpec | None = None) -> ExamplePool:
-        """A pool of the examples at these positions; `spec` takes the place of this pool's."""
+        """A pool of the examples at these positions; `spec` replaces this pool's."""
         pool = self._copy()
         pool.spec = spec or self.spec
         pool.ids = tuple(self.ids[at] for at in positions)
@@ -106,10 +106,10 @@ class ExamplePool:
         return pool
 
     def item(self, example: Example, where: str = "the example") -> Item:
-        """What the encoders read of an example, or a `PoolError`: the only place where its fields become text."""
+        """What the encoders read of an example, or a `PoolError`. Its fields become text only here."""
         if not isinstance(example, Mapping):
             raise PoolError(f"{where} must be a mapping with {self.keys}, not {type(example).__name__}")
-        several = len(self.source_keys) > 1  # of which one may be blank
+        several = len(self.source_keys) > 1  # then one may be blank
         advice = "" if len(self) else "; source_key and target_key say which of these are question and program"
         question = " ".join(_text(example, key, where, blank=several, advice=advice) for key in self.source_keys)
         if not question.strip():
@@ -117,7 +117,7 @@ class ExamplePool:
         return Item(question, _text(example, self.target_key, where, what=" (the program)", advice=advice))
 
     def items(self, prefer: str | None = None) -> list[Item]:
-        """(N,) what the encoders read of each example; `prefer` names the field that is its `home`."""
+        """(N,) what the encoders read of each example; `prefer` names the field for `home`."""
         if prefer is None:
             return list(self._items)
         homes = ("" if (value := example.get(prefer)) is None else str(value) for example in self.examples)
@@ -142,7 +142,8 @@ class ExamplePool:
         return pool
 
     def _append(self, examples: Sequence[Example], ids: Sequence[str] | None) -> None:
-        # Anything with a length serves (a Hugging Face dataset, say), but no generator: it is read more than once.
+        # Anything with a length will do, such as a Hugging Face dataset, but not a generator: it is read more than
+        # once.
         sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
         if not sized or isinstance(examples, (str, bytes, Mapping)):
             raise InputError(f"examples must be a sequence of mappings, not {type(examples).__name__}")
@@ -155,7 +156,7 @@ class ExamplePool:
         self._items += items
 
     def _read(self, examples: Sequence[Example], where: Callable[[int], str]) -> tuple[Item, ...]:
-        """What the encoders read of each example; `where` names the one that an error is about by its position."""
+        """What the encoders read of each example; `where` names an example in errors, given its position."""
         if len(self.source_keys) == 1 and {*map(type, examples)} <= {dict}:
             try:
                 texts = [[example[key] for example in examples] for key in (*self.source_keys, self.target_key)]
@@ -163,7 +164,7 @@ class ExamplePool:
                     return tuple(map(Item, *texts))
             except KeyError:
                 pass
-        # One by one, which finds what is wrong.
+        # One by one, to find what is wrong.
         return tuple(self.item(example, where(n)) for n, example in enumerate(examples))
 
     def _checked(self, ids: Sequence[str], count: int) -> tuple[str, ...]:
@@ -183,9 +184,9 @@ class ExamplePool:
 def pool_of(
     examples: Sequence[Example], ids: Sequence[str] | None, source_key: str | Sequence[str], target_key: str
 ) -> ExamplePool:
-    """A pool of examples; without ids they get ids by what they hold, so that the same list gets the same ids again.
+    """A pool of examples; without ids, they are derived from content, so that the same list gets the same ids again.
 
-    Equal examples get different ids: the second of a kind ends in "-2".
+    Equal examples get different ids: the second one's ends in "-2".
     """
     pool = ExamplePool(examples, ids=ids, source_key=source_key, target_key=target_key)
     if ids is None:
@@ -200,7 +201,7 @@ def pool_of(
 
 
 def changed(pool: ExamplePool, there: Mapping[str, Example]) -> list[int]:
-    """The positions of the examples that an engine holds under the same id with other content."""
+    """The positions of examples that an engine holds under the same id with different content."""
     return [
         at
         for at, (example_id, example) in enumerate(zip(pool.ids, pool.examples, strict=True))
@@ -209,15 +210,16 @@ def changed(pool: ExamplePool, there: Mapping[str, Example]) -> list[int]:
 
 
 def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Example]) -> list[str]:
-    """The ids of those of an engine's other examples that are earlier versions of fresh ones, each of one.
+    """The ids of an engine's other examples that are earlier versions of fresh ones, one to one.
 
-    An earlier version differs in metadata alone; where at least as many examples are as they were, also in its question
-    alone, or in its program alone. Elsewhere an unrelated pool would do so, too: few programs answer many questions.
+    An earlier version differs only in metadata. It may instead differ only in its question, or only in its program, if
+    at least as many examples are unchanged or differ only in metadata. Without that condition an unrelated pool would
+    match too, as few programs answer many questions.
 
     Args:
         pool: the examples.
         fresh: the positions of those that the engine doesn't hold.
-        others: what the engine holds that isn't in the pool, by id.
+        others: what the engine holds beyond the pool, by id.
     """
     question, program = {*pool.source_keys}, {pool.target_key}
     metadata = {name for example in (*pool.examples, *others.values()) for name in example} - question - program
@@ -237,17 +239,17 @@ def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Exampl
 
 
 def _content(example: Example, without: Collection[str] = ()) -> str:
-    """What an example holds, as text that is equal for equal content, whatever the order of its fields."""
+    """An example's content as text, the same for equal content in any order of fields."""
     kept = {name: value for name, value in example.items() if name not in without} if without else dict(example)
     try:
         return json.dumps(kept, sort_keys=True, default=repr)
-    except (TypeError, ValueError):  # keys that aren't strings, or a field that holds itself
+    except (TypeError, ValueError):  # keys that aren't strings, or a field that contains itself
         return pformat(kept)
 
 
 def _same(example: Example, other: Example) -> bool:
-    """Whether an engine that keeps JSON could have made one of the other."""
-    if repr(example) == repr(other):  # which is faster
+    """Whether one could be the other after a round trip through an engine that keeps JSON."""
+    if repr(example) == repr(other):  # faster
         return True
     texts = _content(example), _content(other)
     try:
@@ -258,13 +260,13 @@ def _same(example: Example, other: Example) -> bool:
 
 
 def _number(text: str) -> float:
-    """A float; from 2**53 on, where all are whole numbers, PostgreSQL keeps it as such."""
+    """A float; as a whole number from 2**53 on, where all floats are, as PostgreSQL keeps it."""
     number = float(text)
     return int(number) if 2**53 <= abs(number) < float("inf") else number
 
 
 def _readable(texts: Sequence[Any]) -> bool:
-    """Whether these are texts, and `flaw_of` finds none in any of them."""
+    """Whether these are all texts in which `flaw_of` finds nothing."""
     try:
         "".join(texts).encode("utf-8")
     except (TypeError, UnicodeEncodeError):
@@ -295,18 +297,18 @@ def _text(example: Example, key: str, where: str, what: str = "", *, blank: bool
 
 @lru_cache(maxsize=16)
 def _numbers(spec: ProgramSpec) -> Callable[[str], int]:
-    """What tells the number of a program, and remembers it; looked up by the text alone, in a tenth of the time."""
+    """A cached function from a program to its number; keyed by the text alone, it takes a tenth of the time."""
     return remembered(1 << 25)(lambda program: text_hash(spec.key(program)))
 
 
 def random_ids(count: int) -> tuple[str, ...]:
-    """Ids that no other example has: 128 random bits each."""
+    """Unique ids: 128 random bits each."""
     digits = os.urandom(16 * count).hex()
     return tuple(digits[at : at + 32] for at in range(0, len(digits), 32))
 
 
 def flaw_of(text: str) -> str | None:
-    """What is wrong with a text that is blank or no valid Unicode, on which tokenizers fail obscurely; or None."""
+    """What is wrong with a text, or None. Tokenizers fail obscurely on blank texts and invalid Unicode."""
     if not text.strip():
         return "is blank"
     try:

@@ -1,4 +1,4 @@
-"""How a retriever is made, from a checkpoint or as LangChain makes its selectors; changed while it serves; kept."""
+"""How a retriever is created, from a checkpoint or as LangChain creates selectors; changed while it serves; saved."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ if TYPE_CHECKING:
 
 
 _OPTIONS = ("ids", "index", "append")
-"""What `from_examples` hands to `from_encoder` as it is."""
+"""What `from_examples` passes to `from_encoder` unchanged."""
 
 
 _NOT_SAVED = ("store", "tokenizer", "log")
-"""Fields that a saved retriever is given again."""
+"""Fields that must be given again when a saved retriever is loaded."""
 
 
 _WIDEST = 1000
-"""Beams that a saved retriever may have: a stranger's could exhaust memory with more."""
+"""The most beams that a saved retriever may have: with more, a stranger's could exhaust memory."""
 
 
 class Lifecycle:
-    """The part of the retriever that makes it, changes its examples and keeps it."""
+    """The part of the retriever that creates it, changes its examples and saves it."""
 
     if TYPE_CHECKING:
         model_fields: ClassVar[dict[str, Any]]
@@ -78,22 +78,22 @@ class Lifecycle:
         Args:
             run_or_checkpoint: a run folder of `rcr-train`, a checkpoint folder, what `save` wrote, or
                 `hub:ORG/NAME[@REVISION]` for a checkpoint on the Hugging Face hub.
-            examples: the pool. None: the examples in `index`, or, if it is empty, those stored in the checkpoint.
+            examples: the pool. None: the examples in `index` or, if it is empty, those stored in the checkpoint.
             ids: an id for each of `examples`; see `from_encoder`.
             index: the engine that holds the pool; None: one in memory.
-            source_key: the key of an example's question, or several (see `ExamplePool`). None: as `save` found it, else
+            source_key: the key of an example's question, or several (see `ExamplePool`). None: the saved one, else
                 "source".
-            target_key: the key of its program. None: as `save` found it, else "target".
+            target_key: the key of its program. None: the saved one, else "target".
             embeddings: the LangChain embeddings that the checkpoint was trained with, if any.
-            trust: whether a model that the checkpoint names and doesn't contain may be fetched from the Hugging Face
+            trust: whether a model that the checkpoint names but doesn't contain may be fetched from the Hugging Face
                 hub or opened in another folder.
-            append: as `from_encoder`.
-            **fields: fields of the class (`k`, `input_keys`, `mask_same_program`, …), in place of those that `save`
-                wrote. `tokenizer` and `log` are not saved: a saved `max_tokens` needs it again.
+            append: as in `from_encoder`.
+            **fields: fields of the class (`k`, `input_keys`, `mask_same_program`, …), overriding those that `save`
+                wrote. `tokenizer` and `log` are not saved; a saved `max_tokens` needs `tokenizer` again.
 
         Raises:
             CheckpointError: the folder or a file in it is missing, damaged, foreign, or of a newer version; the engine
-                holds vectors of another encoder.
+                holds another encoder's vectors.
             PoolError, InputError: the examples, ids, keys or fields are invalid; the engine holds other examples.
             EngineError: the engine can't be reached.
         """
@@ -139,38 +139,39 @@ class Lifecycle:
     ) -> Self:
         """A retriever that fits itself to its examples, in seconds and without `rcr-train`.
 
-        A call of `from_examples` of LangChain's `SemanticSimilarityExampleSelector` or
-        `MaxMarginalRelevanceExampleSelector` is a call of this one. With fewer than 20 programs that parse it picks by
-        the likeness of questions alone; see `TriEncoder.fitted`.
+        It accepts any call of `from_examples` of LangChain's `SemanticSimilarityExampleSelector` or
+        `MaxMarginalRelevanceExampleSelector`. With fewer than 20 programs that parse, it picks by question similarity
+        alone; see `TriEncoder.fitted`.
 
         Args:
-            examples: mappings with a question and a program, and any other fields; the pool, and what is fitted to.
-            embeddings: read the questions; None: the default model, from the extra `offline`, whose word vectors
-                are read, too.
-            vectorstore_cls: the class of the store that holds the pool, made by its `from_texts`, or a function that
+            examples: mappings with a question and a program, and any other fields; they are the pool and what is fitted
+                to.
+            embeddings: read the questions; None: the default model, from the extra `offline`, whose word vectors are
+                read too.
+            vectorstore_cls: the class of the store that holds the pool, created by its `from_texts`, or a function that
                 `VectorStoreIndex` takes; None: memory.
             k: how many examples to pick.
             input_keys: as the field of the class.
-            fetch_k: MMR's; without effect, since every step searches the whole pool.
+            fetch_k: of MMR; has no effect, since every step searches the whole pool.
             example_keys: as the field of the class.
             vectorstore_kwargs: `{"filter": …}`, as the field `filter`.
             language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
-                anything else. None: `sql` where its extra is installed, else `tokens`.
-            source_key: the key of an example's question, or several (see `ExamplePool`). None: `input_keys`, where the
-                examples have them, "source", or of two fields the one that isn't "target", or whose texts parse as
-                programs less often than the other's; the first if there is no difference.
-            target_key: the key of its program. None: "target", or the only other field, of those in `example_keys`
-                where there are more.
-            prefer: a field of which examples that have the question's value are preferred. The question's is a variable
-                of `select_examples` and of chains, and `within` of `invoke` and `batch`; where there is none, any
-                example is as good. None: "db_id", where examples have it and differ in it; "": none. `group` allows no
-                others.
-            seed: of what is drawn at random.
+                anything else. None: `sql` if its extra is installed, else `tokens`.
+            source_key: the key of an example's question, or several (see `ExamplePool`). None: `input_keys`, else
+                "source", else of two fields the one that isn't "target" or that parses as a program less often, or the
+                first.
+            target_key: the key of its program. None: "target", else the only other field, else the only one of those in
+                `example_keys`.
+            prefer: a field: examples that share the question's value in it are preferred. The question's value is a
+                variable of `select_examples` and of chains, and `within` of `invoke` and `batch`; without one, there is
+                no preference. None: "db_id", if examples have it and differ in it; "": none. (`group` allows no others
+                at all.)
+            seed: of the random parts.
             **options: fields of the class (`order`, `mask_same_program`, …); `ids`, `index` and `append` as in
-                `from_encoder`; all others go to `vectorstore_cls`.
+                `from_encoder`; the rest goes to `vectorstore_cls`.
 
         Raises:
-            PoolError, InputError, EngineError: as `from_encoder`; there is no such option or language.
+            PoolError, InputError, EngineError: as for `from_encoder`; or there is no such option or language.
             MissingExtraError: the language needs a package that is not installed.
         """
         fields = {name: options.pop(name) for name in list(options) if name in cls.model_fields}
@@ -217,22 +218,22 @@ class Lifecycle:
         append: bool = False,
         **fields: Unpack[Fields],
     ) -> Self:
-        """A retriever over examples, from a loaded encoder.
+        """A retriever over examples with a loaded encoder.
 
         Args:
             encoder: the trained encoder.
-            examples: mappings with the keys, and any other fields. They are the pool: of a filled engine, those that it
-                holds already aren't encoded again, and those that have changed are replaced.
+            examples: mappings with the keys, and any other fields. They are the pool. Those that a filled engine
+                already holds aren't encoded again; those that have changed are replaced.
             ids: one per example. None: derived from the example's content, so that a persistent engine recognises it
-                next time. With ids, an engine recognises an example that has changed, however much.
+                next time. With ids, an engine recognises an example however much it has changed.
             index: the engine that holds the pool; None: one in memory.
             source_key: the key of an example's question, or several (see `ExamplePool`).
             target_key: the key of its program.
-            append: keep what the engine holds besides, and pick from that, too. Otherwise it is an error.
+            append: keep the engine's other examples and pick from them too. Otherwise they are an error.
             **fields: fields of the class: `k`, `input_keys`, `mask_same_program`, …
 
         Raises:
-            PoolError, InputError, CheckpointError, EngineError: as `from_pretrained`.
+            PoolError, InputError, CheckpointError, EngineError: as for `from_pretrained`.
         """
         check_fields(**fields, source_key=source_key, target_key=target_key)
         pool = pool_of(examples, ids, source_key, target_key)
@@ -263,7 +264,7 @@ class Lifecycle:
         return (await self.aadd_examples([example], None if id is None else [id]))[0]
 
     def add_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
-        """Add examples, all or none, encoded together. Arguments, result and errors as in `add_example`."""
+        """Add examples, all or none, encoded together. Arguments, result and errors as for `add_example`."""
         return self.store.add(examples, ids, refit=self._refits)
 
     async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
@@ -290,7 +291,7 @@ class Lifecycle:
     def needs_refit(self) -> bool:
         """Whether so much was added since the fit that `refit` is worth its time.
 
-        With `auto_refit` one is then on its way; else a line in the log says so, once.
+        With `auto_refit` one is then already under way; otherwise it is logged once.
         """
         return self.store.needs_refit
 
@@ -301,10 +302,10 @@ class Lifecycle:
     def refit(self, index: CandidateIndex | None = None) -> None:
         """Fit the encoder anew to all examples, as `from_examples` does, in seconds; see `ExampleStore.refit`.
 
-        Questions are answered as before until it is done. For a saved folder, `save` again.
+        Questions are answered as before until it is done. To update a saved folder, `save` again.
 
         Args:
-            index: an empty engine, where the examples are in one outside this process; that is left as it is.
+            index: an empty engine, needed if the examples are in one outside this process, which is left as it is.
 
         Raises:
             InputError: that engine is missing, or the family isn't fitted to examples.
@@ -318,19 +319,19 @@ class Lifecycle:
     def save(self, folder: str | Path, *, runtime: Runtime | None = None) -> None:
         """Write encoder, examples, vectors and this retriever's fields to a folder that `from_pretrained` reads.
 
-        Whole or not at all. An engine that keeps its examples elsewhere, such as a database, is not asked for them:
-        pass it to `from_pretrained` again (`index=`). Nor are `tokenizer` and `log` written.
+        Atomic. Examples that an engine keeps elsewhere, such as in a database, are not written: pass the engine to
+        `from_pretrained` again (`index=`). Nor are `tokenizer` and `log` written.
 
         Args:
             folder: where.
-            runtime: "onnx" or "onnx-int8": to be served without torch, text encoder included
+            runtime: "onnx" or "onnx-int8": for serving without torch, text encoder included
                 (`TriEncoder.save_pretrained`).
 
         Raises:
             InputError: a field, such as LangChain's `metadata`, has a value that JSON can't hold; the folder can't be
-                written, or holds other files than a checkpoint's, which it would replace.
-            PoolError: an example has a field that JSON can't hold as it is: an object of a class, a tuple, a key that
-                is no string. The message names it.
+                written, or holds files that aren't a checkpoint's, which it would replace.
+            PoolError: an example has a field that JSON can't hold as it is: an instance of a class, a tuple, a key that
+                isn't a string. The message names it.
         """
         own = {name: field.default for name, field in type(self).model_fields.items() if name not in _NOT_SAVED}
         fields = {name: value for name, default in own.items() if (value := getattr(self, name)) != default}
@@ -342,7 +343,7 @@ class Lifecycle:
 
     @classmethod
     def _reopened(cls, folder: Path, saved: Mapping[str, Any], given: Fields) -> Fields:
-        """Fields that were saved, and those that are given in their place."""
+        """The saved fields, overridden by those given."""
         strange = next((name for name in saved if name in _NOT_SAVED or name not in cls.model_fields), None)
         if strange is not None:
             raise CheckpointError(f"{folder} was saved with the field {strange!r:.80}, which this retriever lacks")
@@ -357,13 +358,13 @@ class Lifecycle:
 
 
 def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> VectorStoreIndex:
-    """The engine over a vector store that is made as LangChain's selectors make it, by `from_texts`."""
+    """The engine over a vector store created as LangChain's selectors create it, by `from_texts`."""
     if not isinstance(store, type):
         return VectorStoreIndex(store, **options)
     kind: Any = store
 
     def make(embedding: Embeddings) -> VectorStore:
-        # A store can't be made without a text; this one is gone before the pool is looked at.
+        # A store can't be created without a text; this one is gone before the pool is looked at.
         probe = str(uuid.uuid4())
         made: VectorStore = kind.from_texts(["probe"], embedding, metadatas=[{"rcr_key": -1}], ids=[probe], **options)
         made.delete([probe])

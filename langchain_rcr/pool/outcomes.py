@@ -1,4 +1,4 @@
-"""What questions got and what came of it, in a file that is only appended to: what `rcr-train learn` learns from."""
+"""An append-only log of what questions got and what came of it, from which `rcr-train learn` learns."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ class Outcome:
     Args:
         question: its digest (`basics.files.digest`).
         picks: the ids of its examples, in the order of picking.
-        probabilities: by which each was drawn among what was left; None where it wasn't computed.
+        probabilities: those with which each was drawn from what was left; None if not computed.
         outcome: the larger, the better; None: not known.
-        explore: the retriever's when it picked.
+        explore: the retriever's setting when it picked.
         policy: the fingerprint of its encoder.
         run: an id under which the outcome may come later.
-        text: the question, where the log may hold it.
+        text: the question, if the log may hold it.
     """
 
     question: str
@@ -46,14 +46,15 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class OutcomeLog:
-    """A JSON Lines file of outcomes, which several threads and processes may append to.
+    """A JSON Lines file of outcomes that several threads and processes may append to.
 
-    A line has a digest of the question, from which who knows the question recognises it, and ids of examples; no text.
+    A line has ids of examples and a digest of the question, by which anyone who knows the question can recognise it; no
+    text.
 
     Args:
-        path: the file. One that is full becomes NAME.TIME beside it.
-        text: write the questions, too. Without, learning needs a file that has them.
-        max_bytes: when a file is full.
+        path: the file. A full one is renamed NAME.TIME.
+        text: write the questions too. Without them, learning needs a file that has them.
+        max_bytes: the size at which a file is full.
         keep: how many full ones are kept; the oldest go.
     """
 
@@ -77,7 +78,7 @@ class OutcomeLog:
     ) -> None:
         """Append a question.
 
-        Of each pick `picks` has id, step and probability, in any order; all else is as in `Outcome`.
+        `picks` has id, step and probability of each pick, in any order; all else is as in `Outcome`.
 
         Raises:
             InputError: the outcome is not a finite number, a pick has no id or step, or the file can't be written.
@@ -101,7 +102,7 @@ class OutcomeLog:
         """What was recorded, oldest first, each with its last outcome.
 
         Raises:
-            InputError: there is no such file, or a line isn't one of these; the message names it.
+            InputError: there is no such file, or a line isn't an outcome; the message names it.
         """
         if not (files := [*self._full(), *([self.path] if self.path.is_file() else [])]):
             raise InputError(f"{self.path}: there is no such log")
@@ -129,7 +130,7 @@ class OutcomeLog:
             raise InputError(f"{self.path} can't be written: {error.strerror or error}") from error
 
     def _rotate(self) -> None:
-        # Of two writers that both find it full, the second renames what the first has begun: no line is lost.
+        # If two writers both find it full, the second renames what the first has begun: no line is lost.
         self.path.replace(self.path.with_name(f"{self.path.name}.{time.time_ns()}"))
         full = self._full()
         for old in full[: max(0, len(full) - self.keep)]:
@@ -165,7 +166,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def _sound(line: dict[str, Any]) -> bool:
-    """Whether all values of a line are of their kinds; an exception may say no, too."""
+    """Whether all values of a line have the right types; an exception also means no."""
     picks, chances = line.get("picks", ()), line.get("probabilities", ())
     texts = [*picks, *(line.get(name) for name in ("question", "policy", "run", "text"))]
     numbers = [line["outcome"], line.get("explore"), *chances]

@@ -1,4 +1,4 @@
-"""What a saved folder holds beside the encoder: the examples, one a line, their vectors, and the retriever's fields."""
+"""What a saved folder holds besides the encoder: the examples, their vectors, and the retriever's fields."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from langchain_rcr.policy.manifest import inside, verify
 from langchain_rcr.pool.examples import Example, ExamplePool, random_ids
 
 POOL_FILE = "pool.jsonl"
-"""The examples of a checkpoint, one a line."""
+"""The examples of a checkpoint, one per line."""
 
 VECTORS_FILE = "pool.safetensors"
-"""Their vectors, where a store was saved, so that it needs no encoding when it is loaded."""
+"""Their vectors, if a store was saved, so that loading needs no encoding."""
 
 RETRIEVER_FILE = "retriever.json"
-"""The keys of question and program, and the retriever's own fields, where one was saved."""
+"""The keys of question and program, and the retriever's own fields, if one was saved."""
 
 _VECTORS = "langchain-rcr pool vectors"
 _PROGRAMS = "programs"
@@ -51,7 +51,7 @@ def checkpoint_folder(path: Path) -> Path:
 
 
 def stored_fields(folder: Path) -> dict[str, Any]:
-    """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty where none was saved."""
+    """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty if none was saved."""
     if not (folder / RETRIEVER_FILE).is_file():
         return {"fields": {}}
     file = inside(folder, RETRIEVER_FILE)
@@ -77,15 +77,15 @@ def stored_pool(folder: Path, source_key: str | Sequence[str], target_key: str) 
 
 
 def write_jsonl(path: Path, pool: ExamplePool, *, shown: str | os.PathLike[str] | None = None) -> None:
-    """Write a pool, an example a line, atomically: `{"id": …, "source": …, "target": …}` and the further fields.
+    """Write a pool atomically, one example per line: `{"id": …, "source": …, "target": …}` and the other fields.
 
-    An error names `shown`, where `path` is a temporary one.
+    Errors name `shown` if `path` is a temporary file.
 
-    An example with a field of its own named "id" is written as `{"id": its id in the pool, "example": {…}}`.
+    An example with its own field named "id" is written as `{"id": its id in the pool, "example": {…}}`.
 
     Raises:
-        PoolError: a field that JSON can't hold, or not as it is (tuples become lists, keys strings); the message names
-            example, field and path.
+        PoolError: a field that JSON can't hold as it is (tuples become lists, keys strings); the message names example,
+            field and path.
     """
     lines = []
     for example_id, example in zip(pool.ids, pool.examples, strict=True):
@@ -102,7 +102,7 @@ def write_jsonl(path: Path, pool: ExamplePool, *, shown: str | os.PathLike[str] 
 
 
 def _check_unchanged(value: Any) -> None:
-    """Raise a TypeError for what JSON would give back as something else; nothing in `value` may hold itself."""
+    """Raise a TypeError for what JSON would give back as something else; nothing in `value` may contain itself."""
     containers = [value]
     for container in containers:
         if isinstance(container, tuple):
@@ -156,14 +156,14 @@ def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target
 def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
     """The object on each line."""
     try:
-        # At once: twice as fast, and the rows share the names of their fields.
+        # All at once: twice as fast, and the rows share the names of their fields.
         rows = json.loads(f"[{','.join(lines)}]")
         if len(rows) == len(lines) and {*map(type, rows)} <= {dict}:
             return list(rows)
     except (ValueError, RecursionError):
         pass
     rows = []
-    for at, line in enumerate(lines):  # which finds the one that is wrong
+    for at, line in enumerate(lines):  # to find the one that is wrong
         try:
             rows.append(json.loads(line))
         except (ValueError, RecursionError) as error:
@@ -179,9 +179,9 @@ def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: P
     Args:
         path: the file.
         fingerprint: of the encoder that made them.
-        ids: the examples' ids, (N,), or whatever else tells them apart, as JSON takes it.
-        vectors: theirs, by the order of the ids.
-        programs: (N,) `Row.program` of each, which would be read off the programs again otherwise.
+        ids: the examples' ids, (N,), or any JSON values that identify them.
+        vectors: theirs, in the order of the ids.
+        programs: (N,) `Row.program` of each, which loading would otherwise compute again.
     """
     count, dim = vectors.candidate.shape
     meta = {"format": _VECTORS, "fingerprint": fingerprint, "count": str(count), "dim": str(dim), "ids": _digest(ids)}
@@ -190,21 +190,21 @@ def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: P
 
 
 def load_vectors(path: Path, fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
-    """Read what `save_vectors` wrote: vectors and programs.
+    """Read the vectors and programs that `save_vectors` wrote.
 
     Args:
         path: the file.
         fingerprint: of the encoder that is to search them.
-        ids: the ids of the examples that they must belong to, in this order.
+        ids: the ids of the examples that they must belong to, in order.
 
     Raises:
-        CheckpointError: the file is missing, damaged, foreign, or of another encoder or other examples; the message
-            says what to rebuild.
+        CheckpointError: the file is missing, damaged, foreign, or belongs to another encoder or other examples; the
+            message says what to rebuild.
     """
     try:
         if not path.is_file():
             raise _unfit(path, "is missing")
-        with safe_open(path, framework="numpy") as file:  # which checks the header
+        with safe_open(path, framework="numpy") as file:  # checks the header
             meta = file.metadata() or {}
         if meta.get("format") != _VECTORS:
             raise _unfit(path, "holds no vectors of a pool")
@@ -229,7 +229,7 @@ def load_vectors(path: Path, fingerprint: str, ids: Sequence[object]) -> tuple[P
 def _read(path: Path) -> dict[str, NDArray[Any]]:
     """The tensors of a safetensors file, by name.
 
-    `safe_open` copies them out of a file that it has mapped into memory, where the process holds both at once.
+    Not with `safe_open`: it copies them out of a memory-mapped file, so the process would hold both at once.
     """
     arrays: dict[str, NDArray[Any]] = {}
     with path.open("rb") as file:
@@ -247,7 +247,7 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _arrays(vectors: PoolVectors) -> dict[str, NDArray[Any]]:
-    """By their names in the file."""
+    """The arrays by their names in the file."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, rows in (("candidate", vectors.candidate), ("context", vectors.context)):
         if isinstance(rows, SparseRows):
@@ -265,14 +265,14 @@ def _matrix(arrays: dict[str, NDArray[Any]], name: str, dim: int) -> Rows:
 
 
 def _fit(rows: Rows, count: int) -> bool:
-    """Whether rows read from a file are such, and so many."""
+    """Whether rows read from a file are valid and `count` in number."""
     if isinstance(rows, SparseRows):
         starts, columns, total = rows.starts, rows.columns, len(rows.values)
         kinds = starts.dtype == columns.dtype == np.int32 and starts.ndim == columns.ndim == rows.values.ndim == 1
         if not kinds or len(starts) != count + 1 or starts[0] != 0 or not starts[-1] == len(columns) == total:
             return False
         inside = not len(columns) or 0 <= columns.min() <= columns.max() < rows.dim
-        # Ascending within a row: where it doesn't rise, a row begins.
+        # Ascending within a row, so a row begins where they don't rise.
         falls = 1 + np.flatnonzero(np.diff(columns) <= 0)
         if (np.diff(starts) < 0).any() or not inside or not np.isin(falls, starts).all():
             return False

@@ -1,4 +1,4 @@
-"""Where questions become picks: a trained encoder and the engine that holds the examples' vectors, at one moment."""
+"""Turns questions into picks, with a trained encoder and the engine that holds the examples' vectors."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class Pick:
         id: the example's id.
         example: its fields, a copy.
         step: 1 for the first pick, up to k.
-        logit: of the pick in the state that it was picked in (Eq. 4).
-        probability: π of the pick among the candidates left at its step, or the probability by which it was drawn
-            (`Options.explore`); None where it wasn't asked for.
+        logit: of the pick in the state in which it was picked (Eq. 4).
+        probability: π of the pick among the candidates left at its step, or the probability with which it was drawn
+            (`Options.explore`); None if not requested.
     """
 
     id: str
@@ -44,7 +44,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """What answers questions until a refit puts another in its place."""
+    """Answers questions until a refit replaces it."""
 
     encoder: TriEncoder
     engine: CandidateIndex
@@ -60,24 +60,24 @@ class Served:
         *,
         is_async: bool = False,
     ) -> list[list[Pick] | InputError]:
-        """Pick examples for questions, each in the light of those before it; all questions go through together.
+        """Pick examples for questions, each conditioned on those before it; all questions go through together.
 
         Args:
             queries: the questions.
             options: k, and how to select.
             where: which examples may be picked.
-            drafts: for each question a program that it may have, or None.
-            is_async: encode in a thread, and search there, too, or where a network engine has its connections. Else
+            drafts: for each question a guess at its program, or None.
+            is_async: encode in a thread, and search there too, or where a network engine has its connections. Otherwise
                 nothing here waits, and `InThisThread` can run it.
 
         Returns:
-            For each question its picks; fewer than k only where the pool, or what the filter lets through, has fewer,
-            or `options` ends a sequence early; none for a question of less than `options.min_relevance`. An error in
-            their place where they are fewer than `options.k_min`, since other questions may have enough.
+            For each question its picks. There are fewer than k only if the pool or what the filter allows has fewer, or
+            if `options` ends a sequence early; there are none below `options.min_relevance`. If there are fewer than
+            `options.k_min`, an error takes their place, since other questions may have enough.
 
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
-                encoder's family can't use any.
+                encoder's family can't use drafts.
             EngineError: the engine can't be reached.
         """
         if not is_async:
@@ -95,7 +95,7 @@ class Served:
         runner_ups: int = 3,
         structures: Structures | None = None,
     ) -> Explanation:
-        """Pick the best examples for a question, and say why. Arguments: see `select` and `explanation.explain`."""
+        """Pick the best examples for a question, and say why. For arguments see `select` and `explanation.explain`."""
         vectors, relevant = self._queries([query], [draft], options)
         if not relevant.all():
             raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
@@ -113,7 +113,7 @@ class Served:
         return self.engine.run(explained())
 
     def relevance(self, query: str) -> float:
-        """How near a question is to what the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
+        """How near a question is to those that the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
         if error := error_of(query):
             raise error
         return float(self.encoder.judge_queries([query], judge=True)[1][0])
@@ -163,6 +163,6 @@ def _picks(rows: Sequence[Row], logits: Sequence[float], chances: Sequence[float
 
 
 def error_of(query: object) -> InputError | None:
-    """What is wrong with a question, which must be a string, not blank, valid Unicode; or None."""
+    """What is wrong with a question, or None; it must be a string of valid Unicode that isn't blank."""
     wrong = flaw_of(query) if isinstance(query, str) else f"must be a string, not {type(query).__name__}"
     return InputError(f"the query {wrong}") if wrong else None

@@ -1,4 +1,4 @@
-"""A trained encoder, a pool and the engine that holds it: what retrievers share, and what changes."""
+"""The mutable state that retrievers share: a trained encoder, a pool and the engine that holds it."""
 
 from __future__ import annotations
 
@@ -34,34 +34,34 @@ from langchain_rcr.pool.served import Served
 logger = logging.getLogger(__name__)
 
 _MOST_READ_AT_ONCE = 5_000
-"""Examples that a filled engine held before, for which opening it waits; more are read in the background."""
+"""Opening a filled engine waits until up to this many of its examples are read; more are read in the background."""
 _BURST_S = 1.0
-"""After the addition that asks for a fit: what comes in a burst is fitted to at once."""
+"""Wait after the addition that makes a fit due, so that a burst of additions needs only one fit."""
 _REST = 9.0
-"""Times as long as the last fit took that the next one waits: however much is added, fits take a tenth of the time."""
+"""The next fit waits this many times as long as the last one took, so fits take at most a tenth of the time."""
 _LONGEST_END_S = 10.0
-"""That the end of the process waits for a fit to notice it."""
+"""How long the end of the process waits for a fit to notice it."""
 _ending = threading.Event()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 class ExampleStore:
-    """A trained encoder, a pool and the pool's vectors in an engine: what several retrievers share.
+    """A trained encoder, a pool and the pool's vectors in an engine, shared by several retrievers.
 
-    Safe to read and change from many threads: a query, which `now` answers, sees the pool as it was before or after a
-    change. What an engine holds besides, such as what another process added, teaches the encoder as `add` does.
+    Safe to read and change from many threads: a query, which `now` answers, sees the pool either before or after a
+    change. Other examples in the engine, such as those another process added, teach the encoder as `add` does.
 
     Args:
         encoder: the trained encoder; put in inference mode.
-        pool: what the engine shall hold, and the keys of questions and programs. Examples that it has are left as they
-            are; those that are new or have changed are encoded here, and changed ones replaced.
+        pool: what the engine should hold, and the keys of questions and programs. Examples that it already has are left
+            alone; new and changed ones are encoded here, and changed ones replaced.
         index: the engine; None: one in memory.
-        folder: where `save` may have left the vectors of the pool; then nothing is encoded.
-        append: whether examples that the engine holds and that aren't in `pool` stay beside it.
+        folder: where `save` may have left the pool's vectors; then nothing is encoded.
+        append: whether to keep examples in the engine that aren't in `pool`.
 
     Raises:
-        PoolError: the engine holds others, and `append` is off.
-        CheckpointError: the engine or the folder holds vectors of another encoder, or the folder those of another pool.
+        PoolError: the engine holds other examples, and `append` is off.
+        CheckpointError: the engine or the folder holds another encoder's vectors, or the folder those of another pool.
     """
 
     def __init__(
@@ -97,8 +97,8 @@ class ExampleStore:
                 self.index.add(_rows(new), vectors, replace=gone)
             except PoolError:
                 if self._changes(pool, append)[0]:
-                    raise  # else another process that opened the same pool was faster
-            if folder is None:  # of a checkpoint's own examples training has said so
+                    raise  # otherwise another process that opened the same pool was faster
+            if folder is None:  # training has already warned of a checkpoint's own examples
                 self._say_unread(new)
         more = self.index.count() - len(pool) if encoder.family.fits else 0
         if more > _MOST_READ_AT_ONCE:
@@ -112,7 +112,7 @@ class ExampleStore:
         self.now = now
         self._changing, self._refitting = threading.RLock(), threading.RLock()
         self._stale, self._unfit = False, False
-        """Whether a fit is due; whether one in the background has failed."""
+        """Whether a fit is due, and whether one in the background has failed."""
         self._fitting: threading.Thread | None = None
 
     @property
@@ -132,7 +132,7 @@ class ExampleStore:
 
     @property
     def fingerprint(self) -> str:
-        """The encoder's, by which vectors and outcomes are told apart."""
+        """The encoder's fingerprint, which identifies the origin of vectors and outcomes."""
         return self.now.fingerprint
 
     def __getstate__(self) -> Served:
@@ -142,12 +142,12 @@ class ExampleStore:
         self._begin(state)
 
     def _changes(self, pool: ExamplePool, append: bool) -> tuple[list[int], list[str]]:
-        """What makes the engine hold the pool: the positions of the examples to add, and the ids that they replace."""
+        """The changes that make the engine hold the pool: positions of examples to add, and ids that they replace."""
         count = self.index.count()
         known = self.index.known(pool.ids) if count else set()
         fresh, gone = [at for at, example_id in enumerate(pool.ids) if example_id not in known], list[str]()
         if count > len(known) and not append:
-            # Read only where it can matter: it is the whole engine.
+            # This reads the whole engine, so only if it can matter.
             rows = self.index.rows() if count - len(known) <= len(fresh) else []
             gone = earlier(pool, fresh, {row.id: row.example for row in rows if row.id not in known})
             if count - len(known) > len(gone):
@@ -156,7 +156,7 @@ class ExampleStore:
                     f"{len(pool)}: append=True keeps them in the pool; otherwise give it a collection, table or object "
                     "of its own, or delete them there first (index.rows() lists them, index.delete(ids) deletes)"
                 )
-        if known and not pool.of_content:  # ids made of content change with it
+        if known and not pool.of_content:  # ids derived from content change with it
             others = changed(pool, {row.id: row.example for row in self.index.rows(known)})
             fresh, gone = sorted([*fresh, *others]), [*gone, *(pool.ids[at] for at in others)]
         return fresh, gone
@@ -193,16 +193,16 @@ class ExampleStore:
         Args:
             examples: mappings with the two keys, and any other fields.
             ids: one for each; None for random ones.
-            replace: an example whose id is there takes the other's place.
-            refit: see to `refit` in the background once it is worth its time; without effect for an engine outside this
-                process, or after such a fit has failed.
+            replace: whether an example with a known id replaces the old one.
+            refit: whether to `refit` in the background once it is worth its time; has no effect for an engine outside
+                this process, or after such a fit has failed.
 
         Returns:
             Their ids.
 
         Raises:
             PoolError: an example or an id can't enter the pool; then nothing was added.
-            InputError: the ids don't match the examples in number.
+            InputError: there are more or fewer ids than examples.
         """
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
@@ -240,22 +240,23 @@ class ExampleStore:
 
     @property
     def needs_refit(self) -> bool:
-        """Whether a tenth as many examples were added as were fitted to, or 1,000; without a fit, enough for one."""
-        if not self._stale:  # once true, it is so until a refit
+        """Whether additions reach a tenth of the fitted examples, or 1,000; without a fit, whether there are enough."""
+        if not self._stale:  # once true, it stays true until a refit
             self._stale = self.encoder.query.stale or (self.encoder.is_fallback and self.index.count() >= FEWEST)
         return self._stale
 
     def refit(self, index: CandidateIndex | None = None, *, seed: int = 0) -> None:
-        """Fit the encoder anew to all examples, and put it and their new vectors in the place of the old ones, at once.
+        """Fit the encoder anew to all examples, then replace it and their vectors at one moment.
 
         Until then questions are answered as before, and what is added or deleted meanwhile isn't lost.
 
         Args:
-            index: an empty engine for the vectors; None: another of the same kind, for one in this process.
-            seed: of what is drawn at random.
+            index: an empty engine for the vectors; None: a new one of the same kind, if in this process.
+            seed: of the random parts.
 
         Raises:
-            InputError: the engine is elsewhere and no other was given, or the family isn't fitted to examples.
+            InputError: the engine is outside this process and no other was given, or the family isn't fitted to
+                examples.
         """
         with self._refitting:
             before, began = self.now, time.monotonic()
@@ -286,17 +287,17 @@ class ExampleStore:
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        """Write encoder, examples and vectors as one checkpoint folder, whole or not at all.
+        """Write encoder, examples and vectors as one checkpoint folder, atomically.
 
-        An engine that keeps the pool elsewhere goes on keeping it: then the folder holds no examples.
+        If an engine keeps the pool elsewhere, the folder holds no examples.
 
         Args:
             folder: where.
-            fields: the retriever's own, JSON values.
+            fields: the retriever's own, as JSON values.
             runtime: see `TriEncoder.save_pretrained`.
 
         Raises:
-            InputError: the folder can't be written, or holds other files than a checkpoint's.
+            InputError: the folder can't be written, or holds files that aren't a checkpoint's.
             PoolError: an example has a field that JSON can't hold as it is.
         """
         now = self.now
@@ -315,7 +316,7 @@ class ExampleStore:
 
 
 def _learn_stored(now: Served, pool: ExamplePool) -> None:
-    """Teach the encoder what the engine held before and the fit hasn't seen; all else that it holds is in `pool`."""
+    """Teach the encoder what the engine held before that the fit hasn't seen; the rest of the engine is in `pool`."""
     own = {*pool.ids}
     others = [row for row in now.engine.rows() if row.id not in own]
     items = [now.schema.item(row.example, f"the example {row.id!r}") for row in others]
@@ -329,13 +330,13 @@ def _rows(pool: ExamplePool) -> list[Row]:
 
 
 def _signatures(pool: ExamplePool, encoder: TriEncoder) -> list[tuple[str, ...]]:
-    """Of each example its id and what the encoders read of it: what its vectors belong to."""
+    """Each example's id and what the encoders read of it, which together identify its vectors."""
     items = pool.items(encoder.prefer)
     return [(one, *item[:2], *filter(None, item[2:])) for one, item in zip(pool.ids, items, strict=True)]
 
 
 def _keep_fitted(reference: weakref.ref[ExampleStore]) -> None:
-    """Fit a store anew, once after the other, while so much was added that a fit is worth its time."""
+    """Refit a store again and again while so much has been added that a fit is worth its time."""
     pause = _BURST_S
     while not _ending.wait(pause) and (store := reference()) is not None:
         with store._changing:
@@ -353,14 +354,14 @@ def _keep_fitted(reference: weakref.ref[ExampleStore]) -> None:
 
 
 def _started(work: Callable[[], None], failure: str) -> threading.Thread:
-    """A thread that does some work, and is told to stop when the process ends; a failure is logged with this line."""
+    """A thread that does some work and is told to stop when the process ends; failures are logged as `failure`."""
 
     def run() -> None:
         try:
             with suppress(Stopped), stoppable(_ending):
                 work()
         except Exception:
-            if not _ending.is_set():  # then all sorts of things fail
+            if not _ending.is_set():  # at the end all sorts of things fail
                 logger.warning("%s", failure, exc_info=True)
 
     thread = threading.Thread(target=run, name="langchain-rcr-store", daemon=True)
