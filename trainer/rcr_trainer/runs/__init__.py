@@ -1,1 +1,1 @@
-"""A run folder (its files, its lock, what it was made from, whom it is trusted for), and a run's task and policy."""
+"""A run folder (its files, lock, provenance and trust), and a run's task and policy."""

@@ -1,19 +1,19 @@
-"""A run folder: what was asked for, where it comes from, what came out, and which stages are done.
+"""A run folder: its settings, provenance and results, and which stages are done.
 
     config.yaml       the resolved settings
     run.json          seed, command, git revision, versions, times, status, finished stages
     data/             the split that the run uses (`rcr_trainer.data.read_split`)
     metrics.jsonl     one JSON object a line: stage, step, time and the metrics
-    state/            of a stage of training that is not done what it needs to go on after a kill
+    state/            what an unfinished training stage needs to resume after a kill
     checkpoint/       the trained policy and pool.jsonl, its candidates
-    checkpoint-sft/   where GRPO follows: the policy that SFT left, from which GRPO began
+    checkpoint-sft/   with GRPO only: the policy that SFT left, from which GRPO began
     evaluation.json   the comparison
     picks.jsonl       for each question and selector its picks, what they cover, the answer (`evaluation.report`)
     report.md         all of this in Markdown
     run.lock          the process that works on the run, or worked on it last (`hold`)
 
-A stage counts only once run.json says so, and it says so after the stage's files are in place: after a crash at any
-moment the folder is either as before the stage or as after it.
+A stage counts only once run.json says so, which is written after the stage's files are in place. So after a crash at
+any moment, the folder is either as before the stage or as after it.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ INCIDENTAL = (
     *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
     *("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money"),
 )
-"""Settings that change no result: a run may be continued with other values, such as a larger budget."""
+"""Settings that change no result: a run may be resumed with other values, such as a larger budget."""
 
 
 class Run:
@@ -64,12 +64,12 @@ class Run:
         path: the folder.
         data: the folder of its split.
         checkpoint: the folder of the trained policy and its pool.
-        sft_checkpoint: if GRPO follows, the folder of the policy that SFT left, with its pool.
+        sft_checkpoint: with GRPO, the folder of the policy that SFT left, with its pool.
         state: the folder for the training states, one for each stage.
         config: the run's settings.
         writes: whether this object writes into the folder.
-        foreign: the settings whose values the folder gave, not the caller: see `rcr_trainer.runs.trust`.
-        vectors: frozen text vectors, so that the base model reads every text once for all stages.
+        foreign: the settings whose values come from the folder, not the caller: see `rcr_trainer.runs.trust`.
+        vectors: frozen text vectors, so that the base model reads every text only once across stages.
     """
 
     def __init__(self, path: Path, config: Settings, record: dict[str, Any]) -> None:
@@ -83,10 +83,10 @@ class Run:
     def create(
         cls, path: str | os.PathLike[str], config: Settings, *, resume: bool = False, overwrite: bool = False
     ) -> Run:
-        """Begin a run in a new folder, or go on with the one that is there.
+        """Begin a run in a new folder, or continue the one that is there.
 
-        A finished run of the same settings has its stages done, so that only those it lacks remain. The caller holds
-        the folder (`hold`).
+        A finished run of the same settings keeps its stages, so that only missing ones remain. The caller holds the
+        folder (`hold`).
 
         Args:
             path: the run folder.
@@ -115,7 +115,7 @@ class Run:
 
     @classmethod
     def found(cls, folder: Path, config: Settings, *, resume: bool, overwrite: bool) -> Run | None:
-        """The run that `create` goes on with; None where it begins one. Errors as there; nothing is written."""
+        """The run that `create` would continue; None if it would begin one. Raises as it does; writes nothing."""
         names = names_in(folder)
         nothing_to_lose = not {"checkpoint", "state"} & names and not resume
         if overwrite or nothing_to_lose or not {"run.json", "config.yaml"} <= names:
@@ -140,17 +140,17 @@ class Run:
         trust: bool = False,
         writes: bool = True,
     ) -> Run:
-        """A run that is there.
+        """Open an existing run.
 
         Args:
             path: a run folder, or the checkpoint folder inside one.
-            flags: settings in place of those that are written there, as `load_config` takes them.
+            flags: settings that override those written there, as `load_config` takes them.
             trust: whether what is written there counts as the caller's own word; see `rcr_trainer.runs.trust`.
             writes: False if another process writes the same run.
 
         Raises:
-            CheckpointError: it is no run, is damaged, was written by a newer version, or, without `trust`, has links
-                to what is outside.
+            CheckpointError: it is no run, is damaged, was written by a newer version or, without `trust`, has links
+                that lead outside.
         """
         folder = Path(path)
         if folder.name == "checkpoint" and not (folder / "run.json").exists():
@@ -180,7 +180,7 @@ class Run:
 
     @contextmanager
     def stage(self, name: str, **about: int) -> Iterator[None]:
-        """A stage of the run: done when the block ends without an error.
+        """Run a stage: it counts as done when the block ends without an error.
 
         A finished run stays finished while a stage is repeated or added. `about` is written into run.json.
         """
@@ -201,7 +201,7 @@ class Run:
             _remove(self.state)
 
     def repeat(self, stage: str, config: Settings) -> None:
-        """Let a stage be done again, under other settings, which become the run's."""
+        """Mark a stage to be done again, under other settings, which become the run's."""
         self._record["stages"].pop(stage, None)
         self._save()
         self.config = config
@@ -218,7 +218,7 @@ class Run:
         finite = {name: value for name, value in metrics.items() if math.isfinite(value)}
         line = {"stage": stage, "step": step, "time": round(time.time(), 3), **finite}
         path = self.path / "metrics.jsonl"
-        # A kill may have cut the last line off.
+        # A kill may have cut off the last line.
         with path.open("a+b") as file:
             size = file.seek(0, os.SEEK_END)
             file.seek(max(0, size - 1))
@@ -226,7 +226,7 @@ class Run:
             file.write(lead + json.dumps(line).encode() + b"\n")
 
     def drop_metrics(self, stage: str) -> None:
-        """Forget what was logged for a stage, before it begins from its start again, and lines cut off by a kill."""
+        """Drop what was logged for a stage, before it starts over, and lines cut off by a kill."""
         if not self.writes:
             return
         path, kept = self.path / "metrics.jsonl", list[str]()
@@ -246,7 +246,7 @@ class Run:
 
 
 def _provenance(config: Settings) -> dict[str, Any]:
-    """The record that a run begins with."""
+    """The record that a run starts with."""
     return {
         "format_version": _FORMAT_VERSION,
         "name": config.name,
@@ -273,7 +273,7 @@ def _git_revision() -> str | None:
 def names_in(folder: Path) -> set[str]:
     """The names in a folder that is or may become a run's."""
     names = {entry.name for entry in folder.iterdir()} if folder.is_dir() else set()
-    # run.json alone: killed as it began, so there is nothing to lose.
+    # run.json alone means killed at the start, so there is nothing to lose.
     others = any(name not in ("run.json", LOCK) and not name.startswith(".") for name in names)
     if others and not {"run.json", "config.yaml"} <= names:
         raise ConfigError(f"{folder} is not empty and no run folder: give the run another name, or output")
@@ -281,12 +281,12 @@ def names_in(folder: Path) -> set[str]:
 
 
 def in_short(changed: Sequence[str]) -> str:
-    """The first two of the differences, and how many more there are."""
+    """The first two differences, and how many more there are."""
     return ", ".join(changed[:2]) + (f" and {len(changed) - 2} more" if len(changed) > 2 else "")
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse links to what is outside: reading shows it, writing results replaces it."""
+    """Refuse links that lead outside: reading would show their target, writing results would replace it."""
     for entry in folder.rglob("*"):
         if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
             raise CheckpointError(

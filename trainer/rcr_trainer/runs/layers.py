@@ -1,7 +1,7 @@
 """Reads and writes the settings of a run (`rcr_trainer.settings`): YAML file < environment < flags.
 
-pydantic-settings (2.16) can't do this: it names neither the line, variable nor flag of a bad value, accepts keys that
-are set twice and unknown variables, and has no flags for settings that only some families have.
+pydantic-settings (2.16) can't do this: it doesn't name the line, variable or flag of a bad value, accepts keys set
+twice and unknown variables, and has no flags for settings that only some families have.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rcr_trainer.settings import Settings
 
 PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
-"""Not a setting: where the project's tests find the corpora."""
+"""Not settings: where the project's tests find the corpora."""
 
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
 _MAX_NODES = 100_000
@@ -120,7 +120,7 @@ def plain(value: object) -> str:
 
 
 def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
-    """The message about a path that is no setting: it is a section, or this setting is nearest."""
+    """The message about a path that is no setting: it is a section, or names the nearest setting."""
     if path in sections():
         first = next((each.path for each in known.values() if each.section == path), "")
         return f"'{path}' is a section, not a setting: set one of its own, such as {first}"
@@ -159,7 +159,7 @@ def to_yaml(config: Settings) -> str:
 
 
 def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:
-    """The settings in which two runs differ, each as "sft.epochs (3, now 5)"; a k that isn't given is the model's."""
+    """The settings in which two runs differ, each as "sft.epochs (3, now 5)"; an unset k counts as the model's."""
     before, now = _shown(one), _shown(other)
     for values, path in product((before, now), ("sft.k", "grpo.k", "evaluation.k")):
         values[path] = values[path] or values["model.k"]
@@ -210,7 +210,7 @@ def load_config(path: _Path | None = None, flags: _Texts | None = None, environ:
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or range, settings contradict each other, or the
-            file can't be read; one line that says where.
+            file can't be read; one line says where.
     """
     given = _layers(path, flags, environ)
     values = {dotted: value for dotted, value, _ in given}
@@ -226,12 +226,12 @@ def given_settings(path: _Path | None, flags: _Texts) -> dict[str, Any]:
 
 
 def run_name(path: _Path) -> str:
-    """A run's name from its settings file: the stem, as far as that may name a folder."""
+    """A run's name from its settings file: the stem, made fit to name a folder."""
     return re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")[:200] or "rcr"
 
 
 def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
-    """The settings, given by section, as an object, or a `ConfigError` that names `origins` (dotted path → place)."""
+    """Validate settings given by section; a `ConfigError` names a value's place by `origins` (dotted path → place)."""
     try:
         return Settings.model_validate(nested)
     except ValidationError as error:
@@ -239,7 +239,7 @@ def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None)
 
 
 def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
-    """The settings of a run folder's config.yaml, then flags; only secrets come from the environment.
+    """The settings of a run folder's config.yaml, overridden by flags; only secrets come from the environment.
 
     So variables set for the next training don't alter this run.
     """
@@ -249,7 +249,7 @@ def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
 
 
 def hidden(config: Settings) -> list[str]:
-    """The settings whose secret was left out when they were written."""
+    """The settings whose secrets were left out when they were written."""
     return [place for place in PLACES if HIDDEN in str(attrgetter(place)(config))]
 
 
@@ -263,7 +263,7 @@ def check_hidden(config: Settings, section: str) -> None:
 
 
 def _layers(path: _Path | None, flags: _Texts | None, environ: _Texts | None) -> list[_Given]:
-    """What is given, the strongest last."""
+    """All values given, the strongest last."""
     known = settings()
     given = [] if path is None else list(_from_file(Path(path)))
     variables = {_variable(each): each for each in known}
@@ -287,16 +287,16 @@ def _variable(path: str) -> str:
 
 
 def _value_of(setting: Setting, text: str) -> Any:
-    r"""The value of a flag or variable: null is None, lists are split at commas, mappings are YAML, the rest is left.
+    r"""The value of a flag or variable: null is None, lists are split at commas, mappings are YAML, the rest is text.
 
-    A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay texts.
+    A list in brackets is read as YAML, so that "\n" in double quotes is a line break; its items stay text.
     """
     stripped, is_list = text.strip(), setting.kind == "LIST"
     if stripped.lower() == "null":
         return None
     if setting.kind == "MAPPING" or (is_list and stripped.startswith("[")):
         with suppress(yaml.YAMLError, ValueError, OverflowError, RecursionError):
-            loader = yaml.BaseLoader(text) if is_list else yaml.SafeLoader(text)  # the former makes no numbers
+            loader = yaml.BaseLoader(text) if is_list else yaml.SafeLoader(text)  # BaseLoader makes no numbers
             root = _root_node(loader)
             return None if root is None else loader.construct_document(root)
     parts = stripped.removeprefix("[").removesuffix("]").split(",")
@@ -330,7 +330,7 @@ def _from_file(path: Path) -> Iterator[_Given]:
 
 
 def _root_node(loader: Any) -> Any:
-    """The root of the YAML; aliases (`*name`) must not make it endless or huge."""
+    """The YAML's root node; aliases (`*name`) must not make it endless or huge."""
     sizes: dict[int, int] = {}
 
     def size(node: Any) -> int:
@@ -351,7 +351,7 @@ def _root_node(loader: Any) -> Any:
 
 
 def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_Given]:
-    """The values of a mapping node; those of a section are one level down."""
+    """The values of a mapping node; a section's are one level down."""
     where = f"{path} line {root.start_mark.line + 1}"
     if root.id != "mapping":
         raise ConfigError(f"{where}: the file must hold settings as `key: value`, not a {root.id}")
@@ -376,7 +376,7 @@ def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_
 
 
 def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One line for what pydantic found: where the value was given, the field, what is expected, and the value."""
+    """One line on what pydantic found: where the value was given, the field, what was expected, and the value."""
 
     def name(place: Sequence[int | str]) -> str:
         dotted = ".".join(map(str, place[:2]))

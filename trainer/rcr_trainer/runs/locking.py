@@ -1,4 +1,4 @@
-"""The lock of a run folder: one process writes into it."""
+"""The lock of a run folder: only one process writes into it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ LOCK = "run.lock"
 
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
-    """Keep other processes from writing into a run folder, which is made if it is missing, until the block ends.
+    """Keep other processes from writing into a run folder, created if missing, until the block ends.
 
-    The kernel frees the lock once its process is gone, however that ended. A file system without locks (NFS has them)
-    gets a warning instead.
+    The kernel frees the lock when its process ends, however it ends. A file system without locks (NFS has them) gets a
+    warning instead.
 
     Raises:
         ConfigError: another process works on the run, or nothing can be written there.
@@ -57,7 +57,7 @@ def _lock(file: TextIO) -> None:
     if sys.platform == "win32":
         import msvcrt
 
-        file.seek(1 << 20)  # Behind the text, which others could not read otherwise.
+        file.seek(1 << 20)  # past the text, which others must be able to read
         msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
     else:
         import fcntl

@@ -1,4 +1,4 @@
-"""The policy of a run: built, loaded, taken from another run, saved as a checkpoint."""
+"""Builds a run's policy, loads it, takes it from another run, and saves it as a checkpoint."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from rcr_trainer.settings import Settings
 
 
 def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
-    """A fresh policy for a task's pool, on the run's device; frozen vectors are taken from and added to `known`."""
+    """A fresh policy for a task's pool, on the run's device; `known` caches frozen vectors."""
     torch.manual_seed(config.seed)
     settings = config.model.model_dump()
     family = get_family(settings.pop("family"))
@@ -43,7 +43,7 @@ def load_model(
 ) -> TriEncoder:
     """A policy from a checkpoint, on the run's device.
 
-    Frozen vectors are taken from and added to `known`; for `trust` see `TriEncoder.from_pretrained`.
+    `known` caches frozen vectors; for `trust` see `TriEncoder.from_pretrained`.
     """
     embeddings = embeddings_of(config)
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
@@ -53,7 +53,7 @@ def load_model(
 
 
 def _placed(model: TriEncoder, config: Settings) -> TriEncoder:
-    """The model on the run's device. A CUDA device then multiplies in TF32, of which a product keeps three digits."""
+    """Move the model to the run's device. CUDA then multiplies in TF32, whose products keep three digits."""
     device = device_of(config)
     if device.startswith("cuda"):
         torch.set_float32_matmul_precision("high")
@@ -61,7 +61,7 @@ def _placed(model: TriEncoder, config: Settings) -> TriEncoder:
 
 
 def embeddings_of(config: Settings) -> Any:
-    """The LangChain embeddings that `model.base` names, or a `ConfigError`; None where it names a model."""
+    """The LangChain embeddings that `model.base` names, or a `ConfigError`; None if it names none."""
     base = config.model.pretrained or ""
     if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
         return None
@@ -83,7 +83,7 @@ def device_of(config: Settings) -> str:
 
 
 def check_files(run: Run) -> None:
-    """Check that a run's data and checkpoints are as they were written; a `CheckpointError` names a file that isn't."""
+    """Check that a run's data and checkpoints are as written; a `CheckpointError` names a file that isn't."""
     try:
         for folder in (run.data, run.checkpoint, run.sft_checkpoint):
             if folder.is_dir():
@@ -97,7 +97,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names, if it fits the run's settings and pool.
 
     Raises:
-        CheckpointError: there is none, or it is damaged.
+        CheckpointError: there is no policy, or it is damaged.
         ConfigError: it differs from the settings.
         PoolError: it has another pool.
     """
@@ -124,7 +124,7 @@ def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
 
 
 def save_checkpoint(folder: Path, model: TriEncoder, pool: Sequence[Example], config: Settings) -> None:
-    """Write policy, model card and pool.jsonl as one folder, whole or not at all."""
+    """Write policy, model card and pool.jsonl as one folder, atomically."""
     model.card = model_card(model.config, model.spec, name=config.name, datasets=config.data.public)
     taught = config.grpo.enabled and config.llm.given
     model.prompt = config.prompt if taught or config.prompt != APPENDIX_D else None

@@ -1,4 +1,4 @@
-"""Makes what the stages work with from the settings: pool and queries, the reward, the language model."""
+"""Builds what the stages work with from the settings: pool and queries, the reward, the language model."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ from rcr_trainer.settings import DataSettings, Settings
 logger = logging.getLogger(__name__)
 
 _MOST_DEV = 200
-"""Most development queries by default: coverage on 200 is known to a point or two."""
+"""Most development queries by default: 200 give coverage to within a point or two."""
 
 LANGUAGE = "program_language"
-"""The key in split.json for the language that programs are read by, which may not be the settings'."""
+"""The key in split.json for the language that programs are read in, which may differ from the settings'."""
 
 CORPUS = Path("data/geoquery/corpus.xml")
 """Where a downloaded GeoQuery corpus is kept."""
@@ -62,7 +62,7 @@ class Task:
 
 
 def load_split(data: DataSettings, seed: int) -> Split:
-    """The examples that the settings ask for; `seed` is that of what is drawn. Errors name line and field."""
+    """Load the examples that the settings ask for; `seed` is for what is drawn. Errors name line and field."""
     if data.anonymize_values:
         return printed(load_split(data.model_copy(update={"anonymize_values": False}), seed))
     if data.directory is not None:
@@ -82,7 +82,7 @@ def load_split(data: DataSettings, seed: int) -> Split:
 
 
 def download_corpus(destination: Path = CORPUS) -> Path:
-    """The GeoQuery corpus, downloaded unless it is there already; a `DataError` if it is another file."""
+    """The GeoQuery corpus, downloaded unless it is there already; a `DataError` if the download is another file."""
     if not destination.is_file():
         logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
         download_geoquery(destination)
@@ -90,7 +90,7 @@ def download_corpus(destination: Path = CORPUS) -> Path:
 
 
 def divide(config: Settings, split: Split) -> Task:
-    """Pool, training, development and test queries of a split.
+    """Divide a split into pool, training, development and test queries.
 
     Without a dev part, `data.dev_size` training queries become development queries and stay in the pool.
     `grpo.queries` of the others are drawn for GRPO alone and leave the pool (appendix A).
@@ -118,7 +118,7 @@ def divide(config: Settings, split: Split) -> Task:
 
 
 def _belonging(data: DataSettings, split: Split) -> Split:
-    """The split whose examples know what they are of: the value of `data.group`, and of `data.prefer`."""
+    """The split with each example's group and home set: its values of `data.group` and `data.prefer`."""
     group, home = data.group, data.home_field(each.fields for each in split.train)
     if home and not any(home in each.fields for each in split.train):
         has = ", ".join(map(repr, dict.fromkeys(name for each in split.train for name in each.fields))) or "none"
@@ -138,7 +138,7 @@ def _belonging(data: DataSettings, split: Split) -> Split:
 def _in_groups(config: Settings, task: Task) -> Task:
     """The task without queries whose group has too few candidates.
 
-    A training query needs k with other programs, and 2 k in all, since its fold may bar half of its group.
+    A training query needs k candidates with other programs, and 2 k in all, since its fold may bar half of its group.
     """
     key, pool = config.data.group, task.pool
     if key is None:
@@ -170,7 +170,7 @@ def _in_groups(config: Settings, task: Task) -> Task:
 def _drawn(
     examples: Sequence[Example], size: int, seed: int | list[int], field: str
 ) -> tuple[list[Example], list[Example]]:
-    """`size` examples drawn at random, and the others, both in their order."""
+    """`size` examples drawn at random, and the others, both in their original order."""
     if size >= len(examples):
         raise ConfigError(f"{field} = {size} leaves no training queries of {len(examples)}: lower it")
     order = np.random.default_rng(seed).permutation(len(examples)).tolist()
@@ -182,7 +182,7 @@ def check_task(config: Settings, task: Task) -> Task:
     """Find now what would stop the run later.
 
     Returns:
-        The task, with language `tokens` if no program in the user's own files is of the settings' language.
+        The task, with language `tokens` if no program in the user's own files parses in the settings' language.
 
     Raises:
         PoolError: fewer candidates than picks.
@@ -213,7 +213,7 @@ def check_task(config: Settings, task: Task) -> Task:
 def compared(config: Settings, task: Task | None = None) -> list[str]:
     """The names of the selectors that the trained retriever is compared with, on this task's questions.
 
-    Without the task, as if no question had a schema: the one selector that is for schemas opens and asks nothing.
+    Without a task, questions count as having no schema: the one selector for schemas opens and asks nothing anyway.
     """
     evaluation = config.evaluation
     if evaluation.selectors is not None:
@@ -227,7 +227,7 @@ def compared(config: Settings, task: Task | None = None) -> list[str]:
 
 
 def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
-    """Log what the data hold (a line for the user's own files), and what test and training data share."""
+    """Log what the data hold (one line for the user's own files), and what test and training data share."""
     files = [path for path in (data.train, data.dev, data.test) if path is not None]
     if files:
         keys = Keys(data.source_key, data.target_key, data.id_key)
@@ -241,12 +241,12 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
 
 
 def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
-    """The language by which the pool's programs are read; see `check_task`."""
+    """The language that the pool's programs are read in; see `check_task`."""
     language, broken = spec.language, unparsed(pool, spec)
     if not broken:
         return language
     if len(broken) < len(pool):
-        if not own:  # of the user's own files `say_data` says it
+        if not own:  # `say_data` reports this for the user's own files
             logger.warning(
                 "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
                 "nothing",
@@ -269,7 +269,7 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
 
 
 def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
-    """What GRPO rewards; a `ConfigError` if there is no such reward, or its database can't be opened."""
+    """GRPO's reward; a `ConfigError` if there is no such reward, or its database can't be opened."""
     check_hidden(config, "reward")
     settings = config.reward
     weights = settings.weights or [1.0] * len(settings.names)
@@ -285,7 +285,7 @@ def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
 
 
 def build_execution(config: Settings, spec: ProgramSpec) -> Reward | None:
-    """What compares programs by their results; None where the settings name neither database nor executor."""
+    """The reward that compares programs by their results; None if the settings name neither database nor executor."""
     settings = config.reward
     if settings.database is None and settings.executor is None:
         return None
@@ -299,9 +299,9 @@ def answers_file(config: Settings) -> Path:
 
 
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
-    """The model that answers prompts, to be closed; what it costs is booked under the run's folder.
+    """The model that answers prompts, to be closed by the caller; its cost is booked under the run's folder.
 
-    With `keep`, answers go to a file beside the run folder, for all runs; else it is only checked that they could.
+    With `keep`, answers go to a file beside the run folder, for all runs; else only check that they could.
     """
     check_hidden(config, "llm")
     cache = answers_file(config)

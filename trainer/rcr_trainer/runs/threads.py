@@ -1,4 +1,4 @@
-"""The CPU threads of a run. Loads nothing before they are limited."""
+"""The CPU threads of a run. Imports nothing heavy before they are limited."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import os
 def set_threads(threads: int | None) -> None:
     """Limit the CPU threads of torch and, if numpy is not loaded yet, of its linear algebra; None: no limit.
 
-    In any case threads wait asleep: on a busy machine, waiting busily slows training several-fold.
+    Either way, waiting threads sleep: on a busy machine, spinning slows training several-fold.
     """
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if threads is None:

@@ -1,7 +1,7 @@
-"""Guards against run folders of strangers.
+"""Guards against run folders from strangers.
 
 A settings file given to `rcr-train run` is the caller's own: what it names is imported, opened and asked. Settings in a
-run folder are only data; what they name outside of it needs the caller's consent (`--trust`) or a flag.
+run folder are only data: anything they name outside the folder needs the caller's consent (`--trust`) or a flag.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rcr_trainer.runs.tasks import compared
 from rcr_trainer.settings import Settings
 
 _OPENS_MODELS = {"embed", "embed_tokens", "policy"}
-"""Needs of baselines that open a model by name."""
+"""Baselines' needs that open a model by name."""
 
 
 def check_foreign(run: Run) -> None:
-    """Refuse, by a `ConfigError`, to compare a run whose folder names what the caller hasn't consented to."""
+    """Raise a `ConfigError` if a comparison would use something named by the folder that the caller didn't allow."""
     found = [f"{what} ({path})" for path, what in _named(run.config) if path in run.foreign]
     if found:
         msg = (
@@ -33,7 +33,7 @@ def check_foreign(run: Run) -> None:
 
 
 def _named(config: Settings) -> Iterator[tuple[str, str]]:
-    """What a comparison would import, open and ask: the setting, and what it would do."""
+    """What a comparison would import, open or ask: the setting, and what it would do."""
     evaluation, base = config.evaluation, config.model.pretrained or ""
     if base.startswith("langchain:") and get_family(config.model.family).frozen:
         yield "model.base", f"import {base.removeprefix('langchain:')}"
