@@ -1,1 +1,1 @@
-"""The one place that calls a language model: dedupe, cache, retries, budget."""
+"""The one place that calls a language model: deduplication, cache, retries, budget."""

@@ -1,4 +1,4 @@
-"""Answers on disk before they are used, and a budget that holds over runs and processes: one SQLite file has both."""
+"""Puts answers on disk before they are used, and a budget that holds across runs and processes, in one SQLite file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _SCHEMA = (
     f"PRAGMA user_version = {_VERSION}",
 )
 _WAIT_S = 60.0
-"""Seconds to wait for another process that writes."""
+"""Seconds to wait while another process writes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +40,13 @@ class Answer:
     """The answer to a prompt.
 
     Attributes:
-        text: what the model wrote; None: nothing.
+        text: what the model wrote; None if nothing.
         reason: why `text` isn't a whole answer: "empty", "refused", "truncated" (it reached the length limit),
-            "tool_call" (that was all), "malformed" (the response was no answer) or "too_long" (the prompt, for a local
-            model).
+            "tool_call" (and nothing else), "malformed" (the response was no answer) or "too_long" (the prompt was, for
+            a local model).
         prompt_tokens: tokens read, as the server reports them, else counted.
         completion_tokens: tokens written, likewise.
-        cached: it was on disk before this call.
+        cached: whether it was on disk before this call.
         program: the program in the text; None if there is none. Not stored, but parsed each time.
     """
 
@@ -82,7 +82,7 @@ _NOTHING = Use()
 
 
 class AnswerCache:
-    """An SQLite file with answers, by a digest of model, parameters and prompt, and with what each account has spent.
+    """An SQLite file of answers, keyed by a digest of model, parameters and prompt, and of each account's spending.
 
     Several processes may share it, and it survives a kill at any moment. Prompts aren't stored. Thread-safe.
 
@@ -90,7 +90,7 @@ class AnswerCache:
         path: created if missing; None: in memory. Not on a network file system, where SQLite can't rely on locks.
 
     Raises:
-        DataError: the file is something else, or can't be opened.
+        DataError: the file is not such a cache, or can't be opened.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -112,7 +112,7 @@ class AnswerCache:
                 raise
 
     def _prepare(self) -> None:
-        # SQLite fails at once, without waiting, while another process switches to the write-ahead log.
+        # While another process switches to the write-ahead log, SQLite fails at once instead of waiting.
         until = time.monotonic() + _WAIT_S
         while True:
             try:
@@ -124,7 +124,7 @@ class AnswerCache:
 
     def _create_tables(self) -> None:
         with self._database:
-            # Before looking: else a second process could find tables that don't have their mark yet.
+            # Lock before looking, or a second process could find tables that don't have their mark yet.
             self._database.execute("BEGIN IMMEDIATE")
             application = self._number("PRAGMA application_id")
             if application != _APPLICATION and (application or self._number("SELECT count(*) FROM sqlite_master")):
@@ -134,7 +134,7 @@ class AnswerCache:
             for statement in _SCHEMA if application != _APPLICATION else ():
                 self._database.execute(statement)
         self._database.execute("PRAGMA journal_mode = WAL")
-        # FULL: an answer survives a power cut, too, once its transaction has ended.
+        # FULL: once its transaction has ended, an answer survives even a power cut.
         self._database.execute("PRAGMA synchronous = FULL")
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
@@ -145,13 +145,13 @@ class AnswerCache:
     def put(
         self, model: str, answers: Mapping[bytes, Answer], account: str = "", used: Use = _NOTHING
     ) -> tuple[dict[bytes, Answer], Use]:
-        """Write answers, and what they cost an account, in one transaction; all is on disk when this returns.
+        """Write answers and what they cost an account in one transaction; all is on disk when this returns.
 
-        If another process was first, its answer stays, so that both go on with the same one. The model's name is for
+        If another process was first, its answer stays, so that both continue with the same one. The model's name is for
         people who look into the file.
 
         Returns:
-            The answers as they are in the file now, and all that the account has spent.
+            The answers as the file now has them, and all that the account has spent.
         """
         rows = [
             (key, model, answer.text, answer.reason, answer.prompt_tokens, answer.completion_tokens)
@@ -171,7 +171,7 @@ class AnswerCache:
             return stored, self._spent(account)
 
     def spent(self, account: str) -> Use:
-        """All that an account has spent, in earlier runs too."""
+        """All that an account has spent, including earlier runs."""
         with self._access():
             return self._spent(account)
 
@@ -198,7 +198,7 @@ class AnswerCache:
 
     @contextmanager
     def _access(self) -> Iterator[None]:
-        """One thread at a time, whose errors name the file."""
+        """Let in one thread at a time; errors name the file."""
         try:
             with self._lock:
                 yield
@@ -231,7 +231,7 @@ class Budget:
     def fits(self, worst: Use) -> bool:
         """Whether a call that uses at most `worst` can't exceed the budget, whatever the running calls cost."""
         total = self.spent + self.reserved + worst
-        # Some slack for rounding, so that cents that add up to the limit fit.
+        # Allow for rounding, so that cents that add up to the limit fit.
         return all(used <= most * (1 + 1e-9) + 1e-12 for _, most, used in limits(self._settings, total))
 
     def exceeded(self, name: str) -> BudgetExceeded:
@@ -247,7 +247,7 @@ class Budget:
 
 
 def limits(settings: LLMSettings, use: Use) -> Iterator[tuple[str, float, float]]:
-    """Each budget that is set: calls, tokens or money, the most of it, and what `use` takes of it."""
+    """Each budget that is set: calls, tokens or money, its limit, and what `use` takes of it."""
     money = settings.money(use.prompt_tokens, use.completion_tokens)
     for what, used in (("calls", use.calls), ("tokens", use.tokens), ("money", money)):
         most = getattr(settings, f"budget_{what}")
@@ -257,11 +257,11 @@ def limits(settings: LLMSettings, use: Use) -> Iterator[tuple[str, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What calls cost at most, with every answer at its longest.
+    """The most that calls cost, with every answer at its longest.
 
     Attributes:
         money: dollars; None without prices.
-        exact: prompts were counted by the model's own tokenizer; else each byte counts as a token.
+        exact: whether the model's own tokenizer counted the prompts; else each byte counts as a token.
     """
 
     use: Use
@@ -288,11 +288,11 @@ class Stats:
         distinct: different ones among them.
         cached: prompts answered from disk.
         paid: different prompts that the model answered.
-        used: what those read and wrote, and what failed attempts may have cost.
-        counted: answers whose tokens the server didn't report, so that they were counted here.
+        used: tokens read and written for those, and what failed attempts may have cost.
+        counted: answers whose tokens were counted here, as the server didn't report them.
         retries: attempts that failed and were repeated, by reason.
         failures: prompts without a program, by reason (see `Answer.reason`); repeated prompts count each time.
-        peak: most calls that ran at the same time.
+        peak: most calls running at the same time.
     """
 
     settings: LLMSettings

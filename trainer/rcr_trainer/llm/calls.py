@@ -1,6 +1,6 @@
-"""The one place that calls a model: answers are on disk before they are used, within a budget, in several attempts.
+"""The one place that calls a model: within a budget, with retries, and with answers on disk before they are used.
 
-Calls run on the project's background event loop, where connections outlive a call of `generate`.
+Calls run on the project's background event loop, so connections outlive a call of `generate`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _SCORED_TOGETHER = 32
-"""Batches of texts that a local model scores in one call: it puts those of similar length side by side."""
+"""Batches of texts that a local model scores in one call: it groups those of similar length."""
 _MALFORMED_ATTEMPTS = 3
-"""Attempts at a prompt whose responses are malformed; after that it has no program."""
+"""Malformed responses to a prompt after which it has no program."""
 _ALL_MALFORMED = 10
-"""Prompts in a row with malformed responses alone after which a run stops: the server speaks another protocol."""
+"""Prompts in a row with only malformed responses after which a run stops: the server speaks another protocol."""
 _LONGEST_BACKOFF_S = 30.0
 _LONGEST_WAIT_S = 600.0
-"""Seconds that a server may ask to wait; a run that waits longer looks like one that hangs."""
+"""Seconds that a server may ask to wait; a run that waits longer looks as if it hangs."""
 
 
 class Calls:
-    """Calls of one model. All that awaits here runs on the background loop, so needs no locks.
+    """Calls of one model. All coroutines here run on the background loop, so they need no locks.
 
     Attributes:
         budget: what may be spent.
@@ -52,11 +52,11 @@ class Calls:
         self._timeout = None if is_local else settings.timeout
         self._not_before = 0.0
         self._malformed, self._well_formed = 0, False
-        # Not the global generator, whose state a training run owns.
+        # Not the global generator: its state belongs to the training run.
         self._jitter = random.Random()  # noqa: S311
 
     async def close(self) -> None:
-        """Wait for calls that are still running, so that what is paid for is kept; then close the client."""
+        """Wait for running calls, so that what is paid for is kept; then close the client."""
         if self._running:
             await asyncio.wait(self._running)
         await self._client.close()
@@ -64,14 +64,14 @@ class Calls:
     async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
         """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped.
 
-        `advance` is told of so many answers as they come.
+        `advance` is called with the number of new answers as they come.
         """
         found: dict[bytes, Answer] = {}
 
         parts = self._parts(requests)
 
         async def work() -> None:
-            for part in parts:  # which all share
+            for part in parts:  # the iterator is shared by all workers
                 found.update(await self._ask(part))
                 advance(len(part))
 
@@ -93,13 +93,13 @@ class Calls:
         if size > 1 and any(isinstance(request, Scored) for _, request in left):
             size *= _SCORED_TOGETHER
         elif size > 1:
-            # Prompts of similar length need little padding.
+            # Prompts of similar length need less padding.
             left.sort(key=lambda pair: len(str(pair[1])))
         for start in range(0, len(left), size):
             yield dict(left[start : start + size])
 
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
-        """Answers to requests that go into one call, in as many attempts as it takes."""
+        """Answers to the requests of one call, in as many attempts as it takes."""
         worst = self._client.worst(list(requests.values()))
         attempt = malformed = 0
         while True:
@@ -121,14 +121,14 @@ class Calls:
             await self._back_off(outcome, attempt)
 
     async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
-        """Call the model once; when this returns, its answers are on disk, and what it cost is booked."""
+        """Call the model once; when this returns, its answers are on disk and the cost is booked."""
         self._stats.peak = max(self._stats.peak, len(self._running))
         try:
             async with asyncio.timeout(self._timeout):
                 given = await self._client.call(list(requests.values()))
             pairs = zip(requests.items(), given, strict=True)
             answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
-        except Exception as error:  # of whatever kind: diagnosed, and raised unless it passes
+        except Exception as error:  # of any kind: it is diagnosed, and raised unless temporary
             fault = self._client.diagnose(error)
             await self._book({}, worst, worst if fault.charged else Use())
             return fault
@@ -139,10 +139,10 @@ class Calls:
         return await self._book(answers, worst, Use(len(answers), read, written))
 
     async def _give_up(self, requests: Mapping[bytes, Request], fault: Fault) -> dict[bytes, Answer]:
-        """Empty answers, which are kept, so that no resumed run pays for them again.
+        """Empty answers, kept so that no resumed run pays for them again.
 
-        Not those that are malformed where the server hasn't answered anything properly, which may be one of another
-        kind, nor probabilities, without which a run can't go on.
+        Not kept are malformed ones if the server hasn't answered anything properly, as it may be of another kind, and
+        probabilities, which a run can't do without.
         """
         answers = dict.fromkeys(requests, Answer(None, fault.reason))
         if fault.reason == "malformed":
@@ -166,9 +166,9 @@ class Calls:
         return replace(answer, prompt_tokens=read, completion_tokens=written)
 
     async def _reserve(self, worst: Use) -> float:
-        """Wait until the server, the budget and the calls at the same time allow another; returns when that was.
+        """Wait until the server, the budget and the concurrency limit allow another call; returns the time.
 
-        A call's place is free once its answers are on disk: a kill loses no more of them than there are places.
+        A call's slot is freed once its answers are on disk, so a kill loses at most as many calls as there are slots.
         """
         now = asyncio.get_running_loop().time
         async with self._settled:
@@ -185,10 +185,10 @@ class Calls:
         return now()
 
     def _halve(self, began: float) -> None:
-        """Make fewer calls at a time, as one that `began` then ran out of time.
+        """Make fewer calls at a time, as one that `began` then has timed out.
 
-        A server that answers one prompt after the other lets the others wait. Of calls that began before the last time,
-        none tells anything new.
+        A server that answers one prompt at a time keeps the others waiting. Calls that began before the last halving
+        say nothing new.
         """
         if began >= self._halved and self._most > 1:
             self._most, self._halved = self._most // 2, asyncio.get_running_loop().time()
@@ -196,9 +196,9 @@ class Calls:
             logger.warning(fewer, self._client.name, self._most)
 
     async def _book(self, answers: Mapping[bytes, Answer], worst: Use | None, used: Use) -> dict[bytes, Answer]:
-        """Put answers on disk with what they cost, and end their reservation; returns them as they are there."""
+        """Put answers on disk with their cost, and end their reservation; returns the answers as stored."""
         stored = dict(answers)
-        async with self._settled:  # one after the other: what the account has spent must not be an older sum
+        async with self._settled:  # one at a time, or an older sum could overwrite what the account has spent
             if worst is not None:
                 self._active -= 1
                 self.budget.reserved -= worst
@@ -215,7 +215,7 @@ class Calls:
         if fault.wait is not None:
             if fault.wait > _LONGEST_WAIT_S:
                 raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")
-            # The limit is the account's: it holds for all calls.
+            # The limit is the account's, so it holds for all calls.
             self._not_before = max(self._not_before, asyncio.get_running_loop().time() + fault.wait)
             wait = 0.0
         self._stats.retries[fault.reason] += 1
@@ -224,7 +224,7 @@ class Calls:
         await asyncio.sleep(wait)
 
     async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await what must end once it has begun, since it is paid for, even if nobody awaits it any more."""
+        """Await work that must finish once begun, since it is paid for, even if its caller is cancelled."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)

@@ -1,6 +1,6 @@
 """One call of a LangChain model: what is sent, and what the response says.
 
-Models of langchain-openai are made from settings here, and called through an HTTP client that checks each response.
+Models of langchain-openai are made here from settings, and called through an HTTP client that checks each response.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
 
 LONGEST_BODY = 16 << 20
-"""Bytes of a response, decompressed; the log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
+"""Most bytes of a response, decompressed; log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
 
 _FORMAT = 2
-"""Part of every key of the cache: raised if the text of an answer is ever stored in another form."""
+"""Part of every cache key; raise it if the text of an answer is ever stored in another form."""
 _TRUNCATED = {"length", "max_tokens", "max_output_tokens", "model_length"}
 _REFUSED = {"content_filter", "refusal", "safety", "recitation", "blocklist", "prohibited_content", "spii"}
 _REFUSED |= {"guardrail_intervened"}
 _LONGEST_TEXT = 1 << 20
 """Characters of an answer that are read; the rest is cut off."""
 _MOST_TOKENS = 10_000_000
-"""Tokens that no model reads or writes in one call; the longest contexts have up to this many."""
+"""No model reads or writes more tokens in one call; the longest contexts have up to this many."""
 _MESSAGE_TOKENS = 16
-"""What the roles and separators of a chat add to a text, at most."""
+"""The most tokens that a chat's roles and separators add to a text."""
 _OPENAI = "https://api.openai.com/v1"
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
@@ -55,16 +55,16 @@ class Client:
     Args:
         model: a `BaseLLM` or `BaseChatModel`.
         settings: stop sequences, longest answer, batch size.
-        identity: what tells the model from others in the cache, without what is sent with each prompt.
+        identity: what distinguishes the model in the cache, besides what is sent with each prompt.
         prompt: says where answers end, and what a chat model is told first.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
         name: for messages; None: the model's class.
         place: where it is served, for messages; "" if unknown.
-        http: the HTTP client of a model of langchain-openai, to be closed at the end.
+        http: the HTTP client of a langchain-openai model, to be closed at the end.
 
     Attributes:
         longest: most tokens of an answer.
-        scoring: how a server is asked how probable a text is.
+        scoring: how a server is asked for a text's probability.
     """
 
     def __init__(
@@ -80,11 +80,11 @@ class Client:
         http: Any = None,
     ) -> None:
         self._model, self._http, self._is_chat = model, http, isinstance(model, BaseChatModel)
-        # A chat model ends by itself; models that think refuse stop sequences, or stop inside their thoughts.
+        # A chat model ends by itself; reasoning models refuse stop sequences, or stop inside their thoughts.
         usual = () if self._is_chat else prompt.stop
         self.stop = list(usual if settings.stop is None else settings.stop)
         self.instruction = prompt.instruction if self._is_chat else ""
-        # `bound` is what earlier versions could send along; answers in files have it in their keys.
+        # Earlier versions could send `bound` along, so it is in the keys of answers in files.
         self._sent: dict[str, Any] = {"format": _FORMAT, **identity, "stop": self.stop, "bound": {}}
         self.batch_size = settings.batch_size if settings.kind == "local" else 1
         self.longest = settings.max_tokens
@@ -95,11 +95,11 @@ class Client:
         self.scoring = WAYS[0]
 
     async def call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer prompts, or score texts; token counts are −1 where the model reports none that can be true.
+        """Answer prompts, or score texts; token counts are −1 where the model reports no plausible ones.
 
         Raises:
             UnscoredError: the server doesn't score.
-            ConfigError: this kind of model can't.
+            ConfigError: this kind of model can't score.
         """
         if isinstance(requests[0], Scored):
             return await self._score([each for each in requests if isinstance(each, Scored)])
@@ -127,7 +127,7 @@ class Client:
         return [Answer(repr(self.scoring.read(body, requests[0])), "", *_counts(body["usage"]))]
 
     def key(self, request: Request) -> bytes:
-        """The cache's key of a request."""
+        """A request's key in the cache."""
         if isinstance(request, Scored):
             identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
             marked = f"score:{len(identity)}:{identity}{text}"
@@ -139,7 +139,7 @@ class Client:
         return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
 
     def worst(self, requests: Sequence[Request]) -> Use:
-        """The most that a call uses; to score a text, a server may have to write, too."""
+        """The most that a call uses; to score a text, a server may also have to write."""
         read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
         written = sum(
             self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest for each in requests
@@ -147,7 +147,7 @@ class Client:
         return Use(len(requests), read, written)
 
     def count_tokens(self, request: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along, or somewhat more."""
+        """Tokens of a prompt with all that is sent along; may be somewhat too high."""
         system, turns = self._parts(request)
         messages = len(turns) if self._is_chat else 0
         if system:
@@ -160,7 +160,7 @@ class Client:
             await self._http.aclose()
 
     def _parts(self, request: str | Conversation) -> tuple[str, tuple[str, ...]]:
-        """The system message ("": none) and the turns, as they can be sent."""
+        """The system message ("" for none) and the turns, in sendable form."""
         asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
         return plain(asked.system), tuple(map(plain, asked.turns))
 
@@ -177,7 +177,7 @@ class Client:
 
 
 def canonical(value: object) -> str:
-    """A text that is equal for what is the same JSON when it is sent, and for nothing else."""
+    """A text that is equal for exactly those values that are the same JSON when sent."""
     try:
         return json.dumps(value, sort_keys=True, default=repr)
     except TypeError:  # names of several types can't be sorted until they are text
@@ -185,12 +185,12 @@ def canonical(value: object) -> str:
 
 
 def plain(text: str) -> str:
-    """A text that has a UTF-8 form: surrogate pairs are joined, and half a pair becomes U+FFFD."""
+    """The text made encodable in UTF-8: surrogate pairs are joined, and half a pair becomes U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, Any] | None = None) -> Answer:
-    """What a model generated, up to the first of `stop`; `whole` is `llm_output` of a call for this prompt alone."""
+    """A model's output up to the first of `stop`; `whole` is the `llm_output` of a call with only this prompt."""
     counts = _usage(generation, whole or {})
     info: dict[str, Any] = dict(generation.generation_info or {})
     called = False
@@ -212,7 +212,7 @@ def answer_of(generation: Generation, stop: Sequence[str], whole: Mapping[str, A
 
 
 def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
-    """Prompt and completion tokens as reported with a generation; −1 for what isn't, or can't be true."""
+    """Prompt and completion tokens as reported with a generation; −1 if missing or implausible."""
     message = getattr(generation, "message", None)
     if reported := getattr(message, "usage_metadata", None):
         return _counts(reported, ("input_tokens", "output_tokens"))
@@ -224,12 +224,12 @@ def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
 
 def _counts(reported: Mapping[str, Any], names: tuple[str, str] = _COUNTS) -> tuple[int, int]:
     read, written = (_token_count(reported.get(name)) for name in names)
-    # No prompt has 0 tokens: LangChain writes 0 where the server said nothing.
+    # No prompt has 0 tokens: LangChain writes 0 if the server reports nothing.
     return read or -1, written
 
 
 def _token_count(value: object) -> int:
-    """A number of tokens as reported; −1 where it is missing or can't be true."""
+    """A reported number of tokens; −1 if missing or implausible."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
         return -1
     return int(value)
@@ -241,15 +241,15 @@ def address_of(settings: LLMSettings) -> str:
 
 
 def public(address: str) -> str:
-    """An address without user name, password and keys."""
+    """An address without user name, password or keys."""
     return str(without_secrets(address)).replace(f"{HIDDEN}@", "").rstrip("/")
 
 
 def identity_of(settings: LLMSettings) -> dict[str, Any]:
-    """What tells a server's model from others: all that is sent except the key from the environment.
+    """What distinguishes a server's model: all that is sent except the key from the environment.
 
     What looks like a secret may be a parameter (`eos_token`), so it counts. A password may be short enough to guess,
-    and files of answers are passed around, so it is hashed slowly.
+    and answer files are passed around, so the hash is a slow one.
     """
     address = address_of(settings).rstrip("/")
     sent = {"place": address, "extra_body": settings.extra_body}
@@ -260,10 +260,10 @@ def identity_of(settings: LLMSettings) -> dict[str, Any]:
 
 
 def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
-    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") by settings, and its HTTP client.
+    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") from settings, and its HTTP client.
 
     langchain-openai would share one client between models, but connections belong to the event loop that opened them.
-    It doesn't retry either, which would repeat `insufficient_quota` past the budget.
+    Its retries are off, too: they would repeat `insufficient_quota` past the budget.
 
     Raises:
         ConfigError: there is no key in the environment, and the server is OpenAI's own.
@@ -284,7 +284,7 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
     options: dict[str, Any] = {
         "model": settings.model,
         "base_url": address,
-        "api_key": key or "none",  # other servers take any, and the client insists on one
+        "api_key": key or "none",  # other servers accept any, but the client insists on one
         "timeout": settings.timeout,
         "max_retries": 0,
         "cache": False,
@@ -293,17 +293,17 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
     }
     if settings.kind == "completion":
         model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
-        # Its own temperature would be 0.7 where the settings name none.
+        # Its own default temperature would be 0.7.
         own = {"async_client": _Completions(model.async_client), "temperature": settings.temperature}
         return model.model_copy(update=own), http
-    # ChatOpenAI renames it max_completion_tokens, which other servers ignore, and then write without end.
+    # ChatOpenAI renames it max_completion_tokens; other servers ignore that and write without end.
     (options if is_openais_own else body).setdefault("max_tokens", settings.max_tokens)
     options |= {"temperature": settings.temperature, "extra_body": body or None}
     return ChatOpenAI(**options, use_responses_api=False), http
 
 
 class _Completions:
-    """`client.completions` as langchain-openai calls it, without pydantic's warnings about odd fields."""
+    """`client.completions` as langchain-openai calls it, but without pydantic's warnings about odd fields."""
 
     def __init__(self, completions: Any) -> None:
         self._completions = completions
@@ -313,15 +313,15 @@ class _Completions:
 
 
 def _checking_client(timeout: float, proxy: str | None) -> Any:
-    """An HTTP client that accepts only answers of OpenAI's protocol, of limited size.
+    """An HTTP client that accepts only answers in OpenAI's protocol, of limited size.
 
-    It follows no redirects, which would take the prompt, and keys in the user's own headers, to another host.
+    It follows no redirects: they would take the prompt, and keys in the user's own headers, to another host.
     """
     import openai
 
     class Checking(openai.DefaultAsyncHttpxClient):
         async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-            # The HTTP client would also ask for encodings that it decodes without limit.
+            # By default the client also asks for encodings that it decodes without limit.
             request.headers["Accept-Encoding"] = "gzip"
             response = await super().send(request, stream=True, **options)
             try:
@@ -358,13 +358,13 @@ async def _body(response: Any) -> bytes:
 
 
 def completed(content: bytes) -> bytes:
-    """The body of a response, checked, with what langchain-openai relies on.
+    """A response's body, checked, with the fields that langchain-openai relies on.
 
-    Token counts that can't be true are left out, so that they are estimated; a text that is null becomes empty.
+    Implausible token counts are left out, so that they are estimated; a null text becomes empty.
     """
     try:
         body = json.loads(content)
-    except (ValueError, RecursionError):  # no JSON, a number of over 4,300 digits, or nested too deeply
+    except (ValueError, RecursionError):  # not JSON, a number of over 4,300 digits, or nested too deeply
         raise MalformedResponseError(f"not JSON: {content[:60]!r}") from None
     if not isinstance(body, dict):
         raise MalformedResponseError(f"no JSON object: {content[:60]!r}")

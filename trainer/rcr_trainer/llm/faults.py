@@ -1,4 +1,4 @@
-"""What a failed call means: repeat it (and when), go on without an answer, or stop and say why.
+"""What a failed call means: repeat it (and when), continue without an answer, or stop and say why.
 
 Each message is one line that says what to do; none holds a key.
 """
@@ -19,7 +19,7 @@ _LONGEST_MESSAGE = 300
 
 
 class LLMError(RCRError):
-    """The model can't be called, or gave no answer in all attempts. What was answered before is in the cache."""
+    """The model can't be called, or no attempt gave an answer. Earlier answers are in the cache."""
 
 
 class AccessError(LLMError):
@@ -27,23 +27,23 @@ class AccessError(LLMError):
 
 
 class UnscoredError(AccessError):
-    """The model doesn't tell how probable a text is."""
+    """The model doesn't give a text's probability."""
 
 
 class RequestError(LLMError):
-    """The model can't be asked this (of a server: status 400, 413, 422 and the like)."""
+    """The model rejects the request (a server: status 400, 413, 422 and the like)."""
 
 
 class TooLongError(RequestError):
-    """A prompt is longer than the model reads, or most are."""
+    """A prompt, or most prompts, are longer than the model reads."""
 
 
 class BudgetExceeded(LLMError):  # noqa: N818 — a limit, not a mistake
-    """The next call could exceed the budget. It was not made; all that was paid for is in the cache."""
+    """The next call could exceed the budget. It was not made; everything paid for is in the cache."""
 
 
 class MalformedResponseError(Exception):
-    """The server's response is no answer: no JSON, no choices, an error in place of them."""
+    """The server's response is no answer: no JSON, no choices, or an error instead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,10 @@ class Fault:
 
     Attributes:
         kind: "again", "unusable" (there is no answer, for `reason`) or "stop".
-        reason: in a word or two, for logs and counts.
+        reason: a word or two, for logs and counts.
         error: what to raise after the last attempt, or at once for "stop".
-        wait: seconds that the server asks to wait; None: it doesn't say.
-        charged: the provider may have charged it.
+        wait: seconds that the server asks to wait; None if it doesn't say.
+        charged: whether the provider may have charged for it.
     """
 
     kind: str
@@ -87,25 +87,25 @@ _STOPS: dict[int | str, tuple[type[LLMError], str]] = {
     ),
     "other": (RequestError, "the server refuses the request with status {status}: check the parameters under llm"),
 }
-"""What can't be mended by another attempt, by status or by what else tells it: the error, and what to do about it."""
+"""What another attempt can't fix, by status or other sign: the error, and what to do about it."""
 
 _NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
 _FILTERED = {"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"}
 _TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
 _TRANSIENT = {408, 409, 425, 429}
-# By the names of their classes, so that the client needn't be imported.
+# By class name, so that the client needn't be imported.
 _TIMEOUTS = {"TimeoutError", "APITimeoutError"}
 _CONNECTIONS = {"ConnectionError", "APIConnectionError"}
 _NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"}
 
 
 class Diagnosis:
-    """Tells what a model's exceptions mean.
+    """Diagnoses a model's exceptions.
 
     Args:
         name: the model's, for messages.
         place: where it is served, likewise; "" if unknown.
-        openai: it is langchain-openai's, whose errors of the kinds below mean a response that is no answer.
+        openai: it is langchain-openai's, where errors of the types below mean a response that is no answer.
     """
 
     def __init__(self, name: str, place: str = "", openai: bool = False) -> None:
@@ -118,10 +118,10 @@ class Diagnosis:
         """What to do about an exception that the model raised."""
         if isinstance(error, RCRError):
             return Fault("stop", "error", error)
-        # openai 2 raises a connection error from whatever its HTTP client raises.
+        # openai 2 wraps whatever its HTTP client raises in a connection error.
         error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
         said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
-        status = getattr(error, "status_code", None)  # a response of 200 is attached to errors in reading it
+        status = getattr(error, "status_code", None)  # errors in reading a response carry its status 200
         if isinstance(status, int) and status >= 300:
             return self._by_status(error, status, said)
         names = {cls.__name__ for cls in type(error).__mro__}
@@ -133,7 +133,7 @@ class Diagnosis:
         if isinstance(error, self._malformed):
             return self._again("malformed", f"the response is no answer ({said})", charged=True)
         stopped = LLMError(f"{self.who} failed: {type(error).__name__}: {said}")
-        # The cause helps to find a bug in a model of the user's own, unless its message holds a key.
+        # The cause helps find a bug in the user's own model; leave it out if a message holds a key.
         if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
             stopped.__cause__ = error
         return Fault("stop", "error", stopped)
@@ -162,13 +162,13 @@ class Diagnosis:
 
 
 def _shown(text: str) -> str:
-    """A text on one line, not long, and without secrets."""
+    """A text on one line, shortened and without secrets."""
     text = " ".join(redact(text).split())
     return text if len(text) <= _LONGEST_MESSAGE else text[:_LONGEST_MESSAGE] + "…"
 
 
 def retry_after(headers: Mapping[str, str]) -> float | None:
-    """Seconds to wait by `retry-after-ms` or `Retry-After` (seconds or a date); None if they say nothing usable."""
+    """Seconds to wait according to `retry-after-ms` or `Retry-After` (seconds or a date); None if neither is usable."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = str(headers.get(name) or "").strip()
         try:

@@ -1,4 +1,4 @@
-"""A causal language model of transformers, on this machine, as a LangChain model."""
+"""A causal language model from transformers, run on this machine, as a LangChain model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from langchain_rcr.families.pooled import undisturbed
 from rcr_trainer.errors import ConfigError
 
 _HASHED = 256 * 2**20
-"""Bytes of weights up to which they are read to tell one model from another; of more, size and time are."""
+"""Files up to this many bytes are hashed to identify a model; larger ones are identified by size and time."""
 
 
 class LocalLM(BaseLLM):
@@ -52,7 +52,7 @@ class LocalLM(BaseLLM):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        # Not in a validator: pydantic would take its ConfigError, a ValueError, for its own.
+        # Not in a validator: pydantic would treat a ConfigError, which is a ValueError, as its own.
         self._load()
 
     def _load(self) -> None:
@@ -82,7 +82,7 @@ class LocalLM(BaseLLM):
 
     @cached_property
     def identity(self) -> dict[str, str]:
-        """What tells the model from others: a digest of its folder (or its hub name and commit), and its dtype."""
+        """What identifies the model: a digest of its folder (or its hub name and commit), and its dtype."""
         folder = Path(self.model)
         if not folder.is_dir():
             weights = f"{self.model}@{getattr(self._model.config, '_commit_hash', None)}"
@@ -116,7 +116,7 @@ class LocalLM(BaseLLM):
         texts = [prompt + continuation for prompt, continuation in zip(prompts, continuations, strict=True)]
         read = self._tokenizer(texts, return_token_type_ids=False, return_offsets_mapping=True, verbose=False)
         tokens: list[list[int]] = read["input_ids"]
-        # The first token has nothing before it that could predict it.
+        # Nothing precedes the first token to predict it from.
         starts = [
             max(1, next((at for at, (_, end) in enumerate(spans) if end > len(prompt)), len(spans)))
             for prompt, spans in zip(prompts, read["offset_mapping"], strict=True)
@@ -124,7 +124,7 @@ class LocalLM(BaseLLM):
         found = [-math.inf] * len(tokens)
         for rows in self._batches(tokens, self._longest):
             whole, first = [tokens[row] for row in rows], min(starts[row] for row in rows)
-            # Padded at the right, where a causal model's positions and states are those of the text alone.
+            # Padding on the right leaves a causal model's positions and states as they are for the text alone.
             kept = max(map(len, whole)) - first + 1
             with torch.inference_mode():
                 logits = self._model(**self._padded(whole, left=False), logits_to_keep=kept).logits
@@ -136,25 +136,25 @@ class LocalLM(BaseLLM):
 
     @property
     def _longest(self) -> float:
-        """Tokens that the model reads and writes at most."""
+        """The most tokens that the model reads and writes."""
         return getattr(self._model.config, "max_position_embeddings", None) or math.inf
 
     def _batches(self, tokens: Sequence[Sequence[int]], longest: float) -> Iterator[list[int]]:
-        """Those texts that aren't too long, by their length, as rows of batches."""
+        """Batches of the rows whose texts aren't too long, sorted by length."""
         fitting = [row for row, ids in enumerate(tokens) if len(ids) <= longest]
         fitting.sort(key=lambda row: len(tokens[row]))
         for start in range(0, len(fitting), self.batch_size):
             yield fitting[start : start + self.batch_size]
 
     def _write(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> tuple[list[list[int]], list[int | None]]:
-        """What the model writes after prompts, greedily, and how many tokens of it there are up to the answer's end."""
+        """What the model writes greedily after prompts, and how many tokens that is up to the answer's end."""
         ends, tokenizer = self._model.generation_config.eos_token_id, self._tokenizer
         ends = ends if ends is not None else tokenizer.eos_token_id
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         read = self._padded(prompts, left=True)
         begin = read["input_ids"].shape[1]
         stopping = _Stopping(tokenizer, stop, ends, begin, len(prompts))
-        # Rows that have ended are padded with anything: what follows their end is cut off.
+        # The pad token doesn't matter: what follows a row's end is cut off.
         config = GenerationConfig(do_sample=False, max_new_tokens=self.max_new_tokens, pad_token_id=0)
         with torch.inference_mode():
             whole = self._model.generate(
@@ -171,10 +171,10 @@ class LocalLM(BaseLLM):
 
 
 class _Stopping(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Ends each answer at a stop sequence, if it has more than blanks and thoughts before it, or at an end of sequence.
+    """Ends each answer at an end of sequence, or at a stop sequence that follows more than blanks and thoughts.
 
     Attributes:
-        ended: tokens up to each answer's end; None: it goes on.
+        ended: tokens up to each answer's end; None while it goes on.
     """
 
     def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int], begin: int, count: int) -> None:
@@ -183,14 +183,14 @@ class _Stopping(StoppingCriteria):  # type: ignore[misc]  # transformers has no 
         self.ended: list[int | None] = [None] * count
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Which rows of prompts and answers (B, T) have ended (B,)."""
+        """Which rows of prompts and answers (B, T) have ended, (B,)."""
         for row, answer in enumerate(input_ids[:, self._begin :].tolist()):
             if self.ended[row] is None and self._is_whole(answer):
                 self.ended[row] = len(answer)
         return torch.tensor([end is not None for end in self.ended], device=input_ids.device)
 
     def _is_whole(self, answer: list[int]) -> bool:
-        # Decoding whole answers at every step would cost more than a small model does.
+        # Decoding whole answers at every step would cost more than a small model.
         return answer[-1] in self._ends or (
             not self._last.isdisjoint(self._tokenizer.decode(answer[-1:]))
             and cut(self._tokenizer.decode(answer, skip_special_tokens=True), self._stop)[1]

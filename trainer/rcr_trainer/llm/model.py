@@ -1,4 +1,4 @@
-"""A language model that is asked every prompt once, however often a run comes back to it."""
+"""A language model that is asked each prompt only once, however often a run comes back to it."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from rcr_trainer.llm.settings import LLMSettings
 logger = logging.getLogger(__name__)
 
 _FIRST = 50
-"""Different prompts after which a model is given up if over half of the answers hold no program that parses."""
+"""Different prompts after which a run stops if over half of the answers hold no program that parses."""
 _QUOTED = 400
 """Characters of a prompt's end, and of an answer's beginning, that the error shows."""
 
 
 class LanguageModel(AbstractContextManager["LanguageModel"]):
-    """Answers prompts by a LangChain completion or chat model; a context manager that closes itself.
+    """Answers prompts with a LangChain completion or chat model; a context manager that closes itself.
 
-    `open_llm` makes one by settings. One thread at a time may use it.
+    `open_llm` makes one from settings. Only one thread at a time may use it.
 
     Args:
-        model: a `BaseLLM` or `BaseChatModel`, with the temperature and the longest answer that the settings name.
+        model: a `BaseLLM` or `BaseChatModel`, with the temperature and longest answer that the settings name.
         settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
             prompts.
         identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
-        cache_path: the file with the answers, kept over runs; None: in memory.
+        cache_path: the file with the answers, kept across runs; None: in memory.
         language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
         prompt: how it is asked.
-        account: a name (of the run) under which the cache file keeps what is spent, so that the budget holds over
-            restarts (and, up to the calls that are running elsewhere, over several processes).
+        account: a name (the run's) under which the cache file keeps what is spent, so that the budget holds across
+            restarts (and, except for calls running elsewhere, across processes).
         **options: of `Client`: the model's name, place, tokenizer and HTTP client.
 
     Raises:
@@ -71,7 +71,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
         self._cache = AnswerCache(cache_path)
         self._calls = Calls(client, settings, self._cache, self.stats, account)
-        # Answers to a group's prompts are often the same.
+        # A group's prompts often get the same answer.
         self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=prompt.labels))
         self._language, self._looked_at, self._useless = language, 0, 0
         self._scores: bool | UnscoredError | None = True if settings.kind == "local" else None
@@ -86,34 +86,34 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
 
-        A prompt is sent once, as long as the cache file is kept. Its answer is on disk before it is returned. Calls
-        that are running when an error is raised are finished first, and their answers kept.
+        A prompt is sent once, as long as the cache file is kept. Its answer is on disk before it is returned. When an
+        error is raised, running calls finish first, and their answers are kept.
 
         Returns:
             An answer for each, with its program. Empty, refused, truncated and malformed ones have a reason.
 
         Raises:
             BudgetExceeded: the next call could exceed the budget.
-            AccessError: key, quota or model name: calling again can't help.
-            TooLongError: a prompt is too long for the server, or over half of the first ones for a local model.
-            LLMError: no answer in all attempts, or over half of the first answers hold no program that parses.
+            AccessError: wrong key, quota or model name: calling again can't help.
+            TooLongError: a prompt is too long for the server, or over half of the first ones are for a local model.
+            LLMError: no attempt gave an answer, or over half of the first answers hold no program that parses.
             DataError: the cache can't be written.
         """
         answers: list[Answer] = []
-        # Some first, so that a useless model costs no more.
+        # Ask some first, so that a useless model costs no more than these.
         while self._looked_at < _FIRST < len(prompts) - len(answers):
             some = prompts[len(answers) : len(answers) + _FIRST]
             answers += self._generate(some)
         return answers + self._generate(prompts[len(answers) :])
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
-        """See `Scorer.log_likelihoods`; kept, counted and paid for as answers are.
+        """See `Scorer.log_likelihoods`; scores are kept, counted and paid for as answers are.
 
-        The first text that a server scores goes alone: if the server can't, that costs a call for each of `WAYS`.
+        The first text for a server goes alone: if the server can't score, that costs only a call for each of `WAYS`.
 
         Raises:
             UnscoredError: the server ignores or refuses each way, or a response has no usable probabilities.
-            ConfigError: the model tells no probabilities (a chat model).
+            ConfigError: the model gives no probabilities (a chat model).
             LLMError: as `generate`.
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
@@ -132,7 +132,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         return scores
 
     def _try_ways(self, request: Scored) -> bool | UnscoredError:
-        """Find out whether the server scores, and by which way, with a text of which nothing is kept."""
+        """Find out whether the server scores, and in which way, on a text that isn't in the cache."""
         failed: bool | UnscoredError = False
         for self._client.scoring in WAYS:
             try:
@@ -150,21 +150,21 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         return UnscoredError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
 
     def count_tokens(self, prompt: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along, or somewhat more."""
+        """Tokens of a prompt with all that is sent along; may be somewhat too high."""
         return self._client.count_tokens(prompt)
 
     def about_tokens(self, prompt: str | Conversation) -> float:
-        """Tokens of a prompt; four bytes a token where the model's tokenizer isn't at hand."""
+        """Tokens of a prompt; four bytes per token if the model's tokenizer isn't at hand."""
         return self.count_tokens(prompt) / (1 if self._client.exact_tokens else 4)
 
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
-        """What a number of calls costs at most, before the prompts are known. The model is not called."""
+        """The most that this many calls cost, before the prompts are known. The model is not called."""
         use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
         money = self._settings.money(use.prompt_tokens, use.completion_tokens)
         return Estimate(use, money, self._client.exact_tokens)
 
     def close(self) -> None:
-        """Wait for calls that are still running, so that what is paid for is kept; then close the model."""
+        """Wait for running calls, so that what is paid for is kept; then close the model."""
         if not self._closed:
             self._closed = True
             background().run(self._calls.close())
@@ -190,13 +190,13 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         if answer.text is None:
             return answer
         program = self._program_of(answer.text)
-        # Cut off in its program, unless what might follow would change nothing.
+        # Cut off within its program, unless more text would change nothing.
         if answer.reason == "truncated" and program != self._program_of(f"{answer.text}x"):
             return answer
         return replace(answer, program=program, reason=answer.reason if program else answer.reason or "empty")
 
     def _stop_if_useless(self, prompts: Sequence[str | Conversation], answers: Sequence[Answer]) -> None:
-        """Raise an error if over half of the first answers hold no program: a run would learn and compare nothing."""
+        """Raise an error if over half of the first answers hold no program: the run would learn nothing."""
         if self._looked_at >= _FIRST:
             return
         parse, distinct = get_parser(self._language).parse, dict(zip(prompts, answers, strict=True))
@@ -206,7 +206,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
             return
         prompt, answer = str(useless[-1][0]), useless[-1][1]
         if all(each.reason == "too_long" for _, each in useless):
-            self._looked_at = self._useless = 0  # others may fit
+            self._looked_at = self._useless = 0  # later ones may fit
             raise TooLongError(
                 f"most prompts, with an answer of llm.max_tokens, are longer than {self.name!r} reads: fewer or "
                 f"shorter examples, or another model (one prompt has {answer.prompt_tokens} tokens)"
@@ -219,7 +219,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         )
 
     def _answers(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answers to some requests, in their order; each distinct one is asked once."""
+        """Answers to some requests, in order; each distinct one is asked once."""
         if self._closed:
             raise LLMError(f"the model {self.name!r} is closed")
         keys = [self._client.key(request) for request in requests]
@@ -244,7 +244,7 @@ def open_llm(
     prompt: Prompt = APPENDIX_D,
     account: str = "",
 ) -> LanguageModel:
-    """The model that the settings name. Nothing is sent yet.
+    """Open the model that the settings name. Nothing is sent yet.
 
     The other arguments are those of `LanguageModel`.
 

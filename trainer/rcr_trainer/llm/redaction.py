@@ -1,6 +1,6 @@
 """Keeps keys and passwords out of files and messages, and control characters out of terminals.
 
-Run folders hold HIDDEN in place of a secret; to continue the run, the secret is given again.
+Run folders hold HIDDEN in place of a secret; to continue the run, the user gives the secret again.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ PLACES = ("llm.base_url", "llm.extra_body", "reward.database")
 """Settings that may hold a secret."""
 
 _LONG = "api[_-]?key|access[_-]?key|secret|token|password|passwd|passphrase|pwd|authorization|credential|cookie"
-"""A name that ends in one is a secret's: clientSecret, sslpassword."""
+"""A name that ends in one of these belongs to a secret: clientSecret, sslpassword."""
 _WORDS = f"{_LONG}|auth|sig(?:nature)?"
 _NAME = re.compile(rf"(?i:{_LONG}|(?:^|[_.-])(?:key|auth|sig(?:nature)?))s?$|(?:Key|Auth|Sig(?:nature)?)s?$")
 _HARMLESS = re.compile(r"(?i)^(?:keys|(?:source|target)_?keys?|max\w*tokens)$")
@@ -31,35 +31,35 @@ _PATTERNS = (
     re.compile(r"\b(?P<secret>(?:sk-|hf_|gh[opsu]_|xox[a-z]-|AKIA|AIza)[\w-]{8,})"),
 )
 _MIN_KEY = 8
-"""Services' keys have 20 characters and more; a shorter one, such as "none" or "EMPTY", is a placeholder."""
+"""Services' keys have 20 or more characters; a shorter one, such as "none" or "EMPTY", is a placeholder."""
 _known: set[str] = set()
 
 
 def remember(value: Any) -> None:
-    """Hide the secrets in a setting's value from all later messages."""
+    """Hide the secrets in a setting's value in all later messages."""
     _known.update(secrets_in(value))
 
 
 def remember_key(key: str) -> None:
-    """Hide a key from all later messages."""
+    """Hide a key in all later messages."""
     if len(key) >= _MIN_KEY:
         _known.add(key)
 
 
 def redact(text: str) -> str:
-    """A text without known secrets and what looks like one."""
+    """A text without known secrets or anything that looks like one."""
     for secret in sorted(_known, key=len, reverse=True):
         text = text.replace(secret, HIDDEN)
     return without_secrets(text)  # type: ignore[no-any-return]
 
 
 def shown(text: str) -> str:
-    """A text as a terminal may show it: without secrets and control characters."""
+    """A text as a terminal may show it: without secrets or control characters."""
     return printable(redact(text))
 
 
 def secrets_in(value: Any) -> Iterator[str]:
-    """The secrets that `without_secrets` hides, save the shortest, which would be found in any text."""
+    """The secrets that `without_secrets` hides, except the shortest, which would match in any text."""
     found: list[str] = []
     without_secrets(value, found=found)
     for secret in found:
@@ -68,7 +68,7 @@ def secrets_in(value: Any) -> Iterator[str]:
 
 
 def without_secrets(value: Any, name: str = "", *, found: list[str] | None = None) -> Any:
-    """A JSON value with HIDDEN in place of secrets, which are added to `found`; its name may mark it as one."""
+    """A JSON value with HIDDEN in place of secrets, which are added to `found`; `name` may mark it as a secret."""
     secrets = [] if found is None else found
     if isinstance(value, Mapping):
         names = {key: "authorization" if re.search("(?i)headers?$", name) else str(key) for key in value}

@@ -1,8 +1,8 @@
-"""How probable a language model finds a text behind a prompt, and how a server is asked for it.
+"""How probable a language model finds a text after a prompt, and how to ask a server for that.
 
-Local models compute it (`LocalLM.log_likelihoods`). A server with OpenAI's completions protocol tells it if it repeats
-the prompt (`echo`) with the log-probability of each token, as vLLM does, or if it can be held to a text (`grammar`) and
-then says how probable each token was, as llama.cpp does. Ollama does neither, nor do OpenAI's newer models.
+Local models compute it (`LocalLM.log_likelihoods`). A server with OpenAI's completions protocol can tell if it repeats
+the prompt (`echo`) with each token's log-probability, as vLLM does, or if it can be constrained to a text (`grammar`)
+and reports each token's probability, as llama.cpp does. Ollama does neither, nor do OpenAI's newer models.
 """
 
 from __future__ import annotations
@@ -17,23 +17,23 @@ from rcr_trainer.llm.faults import MalformedResponseError, UnscoredError
 
 
 class Scorer(Protocol):
-    """Tells how probable continuations are."""
+    """Computes how probable continuations are."""
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
-        """Log-probabilities (natural, −∞ … 0) of continuations behind prompts, summed over tokens.
+        """Log-probabilities (natural, −∞ … 0) of continuations after prompts, summed over tokens.
 
-        A token that spans the border between the two belongs to the continuation.
+        A token that spans the boundary between the two belongs to the continuation.
 
         Args:
             prompts: any number.
-            continuations: one for each, with the blank that separates it from the prompt.
+            continuations: one for each, including the space that separates it from the prompt.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A text to score, where a plain string asks for an answer."""
+    """A text to score; a plain string asks for an answer instead."""
 
     prompt: str
     continuation: str
@@ -47,8 +47,8 @@ class Way(NamedTuple):
 
     Args:
         asked: the parameters of a request.
-        read: the log-likelihood in the response. It raises `UnscoredError` if the server ignores these parameters,
-            and `MalformedResponseError` if it doesn't, but its figures can't be used.
+        read: the log-likelihood in the response. Raises `UnscoredError` if the server ignored these parameters, and
+            `MalformedResponseError` if it didn't but its figures are unusable.
     """
 
     asked: Callable[[Scored], dict[str, Any]]
@@ -56,7 +56,7 @@ class Way(NamedTuple):
 
 
 def _ask_for_echo(request: Scored) -> dict[str, Any]:
-    # `max_tokens: 0` would do, but vLLM refuses it.
+    # `max_tokens: 0` would be enough, but vLLM refuses it.
     return {"prompt": str(request), "max_tokens": 1, "extra_body": {"echo": True}}
 
 
@@ -66,7 +66,7 @@ def _read_echo(response: Mapping[str, Any], request: Scored) -> float:
     tokens, offsets, values = (given.get(name) or [] for name in ("tokens", "text_offset", "token_logprobs"))
     if not text.startswith(str(request)) or len(tokens) < 2:
         raise UnscoredError(f"{response.get('model')!r} can't score: its server ignores echo")
-    # vLLM counts a token that begins every text as a part of the text, though the text doesn't show it.
+    # vLLM counts the token that begins every text, though it isn't in the text it returns.
     before = 0 if text.startswith(tokens[0]) else len(tokens[0])
     start, end = len(request.prompt) + before, len(str(request)) + before
     spans = zip(tokens, values, offsets, strict=True)
@@ -79,13 +79,13 @@ def _read_echo(response: Mapping[str, Any], request: Scored) -> float:
 
 def _ask_for_grammar(request: Scored) -> dict[str, Any]:
     only = f"root ::= {json.dumps(request.continuation, ensure_ascii=False)}"
-    # A token has a byte at least, and one ends the answer.
+    # A token has at least one byte, and one more token ends the answer.
     longest = len(request.continuation.encode()) + 1
     return {"prompt": request.prompt, "max_tokens": longest, "extra_body": {"grammar": only}}
 
 
 def _read_grammar(response: Mapping[str, Any], request: Scored) -> float:
-    """The probability of the text in those tokens by which the model would write it."""
+    """The probability of the text in the tokens that the model itself writes it with."""
     text, given = request.continuation.encode(), (response["choices"][0].get("logprobs") or {}).get("content") or []
     written, values = b"", []
     for token in given:
@@ -109,4 +109,4 @@ def _sum(values: Iterable[Any]) -> float:
 
 
 WAYS = (Way(_ask_for_echo, _read_echo), Way(_ask_for_grammar, _read_grammar))
-"""In the order in which they are tried."""
+"""In the order they are tried."""

@@ -1,4 +1,4 @@
-"""The settings of the language model: section `llm` of a run, and what everything in this package takes."""
+"""The settings of the language model: section `llm` of a run, used throughout this package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pydantic_core import PydanticCustomError
 from langchain_rcr.basics.section import Section, contradiction
 
 _ONE_ANSWER = ("max_tokens", "max_completion_tokens", "n", "best_of", "stream")
-"""Parameters of a server that ask for longer answers, more of them or parts of one."""
+"""Server parameters that ask for longer answers, more of them, or an answer in parts."""
 
 
 def _is_device(name: str) -> str:
@@ -25,7 +25,7 @@ def _is_device(name: str) -> str:
 
 
 Device: TypeAlias = Annotated[str, AfterValidator(_is_device)]
-"""Where torch computes. It knows twenty kinds of device, of which these are tried."""
+"""Where torch computes. It knows twenty kinds of device; these are tested."""
 
 
 class LLMSettings(Section, use_attribute_docstrings=True):
@@ -82,7 +82,7 @@ class LLMSettings(Section, use_attribute_docstrings=True):
 
     @property
     def scores(self) -> bool:
-        """Whether such a model may tell how probable a text is (a server, if it heeds `echo`)."""
+        """Whether such a model may give a text's probability (a server, if it heeds `echo`)."""
         return self.kind in ("local", "completion")
 
     def money(self, prompt_tokens: int, completion_tokens: int) -> float | None:
