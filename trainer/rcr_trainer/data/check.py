@@ -1,4 +1,4 @@
-"""Looks at example files as a run reads them, and says which rows need fixing."""
+"""Checks example files as a run reads them, and says which rows need fixing."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from rcr_trainer.errors import DataError
 
 _SOURCES = ("source", "question", "utterance", "sentence", "nl", "text", "input", "instruction", "prompt", "query")
 _TARGETS = ("target", "sql", "program", "code", "logical_form", "query", "lf", "mrl", "output", "completion", "answer")
-"""What data sets call the two fields, the plainest names first."""
+"""Names of the two fields in data sets, the plainest first."""
 _EXPORTED = ("inputs.", "messages.user"), ("outputs.", "messages.assistant")
-"""What the names of the two fields begin with where LangSmith or OpenAI wrote them."""
+"""Prefixes of the two fields' names in exports of LangSmith or OpenAI."""
 _SAMPLE = 200
 """Rows from which fields and language are guessed."""
 _WIDTH = 100
@@ -33,17 +33,17 @@ class Keys:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something about a file, in one line."""
+    """One line about a file."""
 
     text: str
     places: Sequence[str] = ()  # where, a line each
-    fix: bool = False  # should be fixed
-    overlap: bool = False  # is about what the file shares with the training data
+    fix: bool = False  # needs fixing
+    overlap: bool = False  # about what the file shares with the training data
 
 
 @dataclass(slots=True)
 class FileCheck:
-    """What was found in a file: the examples that a run would use, how they were read, and the findings."""
+    """The result of checking a file: the examples that a run would use, how they were read, and the findings."""
 
     name: str
     examples: Sequence[Example]
@@ -66,7 +66,7 @@ class FileCheck:
 
 
 def guess_keys(path: str | Path, source: str | None = None, target: str | None = None) -> Keys:
-    """The fields of question and program, by their names or as the only two with text; a `DataError` if not clear."""
+    """The fields of question and program, by name or as the only two with text; a `DataError` if it isn't clear."""
     if source is not None and source == target:
         raise DataError(f"{path}: question and program can't both be field {source!r}")
     if source is not None and target is not None:
@@ -85,7 +85,7 @@ def guess_keys(path: str | Path, source: str | None = None, target: str | None =
 
 
 def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str], other: str | None) -> str | None:
-    """The field with the plainest of these names, by itself or in an export; else the only one of an export."""
+    """The field with the plainest of these names, alone or inside an export; else the export's only field."""
     possible = [name for name in fields if name != other]
     inside = [name for name in possible if name.startswith(tuple(exported))]
     for name in names:
@@ -100,7 +100,7 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     """The language that most of the programs parse as.
 
     Returns:
-        The language, or `tokens` where fewer than half parse as any; and in words how many parse as each.
+        The language, or `tokens` if fewer than half parse as any; and, in words, how many parse as each.
     """
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
@@ -112,9 +112,9 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
 
 
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True) -> list[FileCheck]:
-    """Look at files, and compare each with the first.
+    """Check files, and compare each with the first.
 
-    `collect` goes on after a row that can't be read.
+    With `collect`, a row that can't be read doesn't stop the check.
     """
     checks: list[FileCheck] = []
     for path in paths:
@@ -178,10 +178,10 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Which held-out examples are in the training data, too, up to case and spaces.
+    """Which held-out examples are also in the training data, up to case and spaces.
 
     Returns:
-        Positions of those with question and program, and of those with their question but another program.
+        Positions of those found with question and program, and of those found with their question but another program.
     """
     pairs = {(plain(example.source), plain(example.target)) for example in training}
     questions = {source for source, _ in pairs}

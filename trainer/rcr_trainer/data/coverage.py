@@ -1,7 +1,7 @@
 """Programs as rows of a sparse binary matrix, and greedy maximisation of coverage.
 
-Each step takes the candidate that covers most of what is left: `greedy_coverage` is Algorithm 1 of the paper (for the
-oracle, the fixed set and SFT), `greedy_set_cover` is that of Gupta, Gardner and Singh, for degrees of coverage.
+Each step takes the candidate that covers most of what is left. `greedy_coverage` is Algorithm 1 of the paper (for the
+oracle, the fixed set and SFT); `greedy_set_cover` is that of Gupta, Gardner and Singh, for degrees of coverage.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from scipy import sparse
 from langchain_rcr.index.ranking import blocks, checked_exclude, places
 from langchain_rcr.programs import ProgramSpec
 
-_BLOCK_ELEMENTS = 1 << 23  # queries × candidates that are dense at once: 32 MiB in float32
-_GRID = 2.0**-16  # degrees of coverage are rounded to it, so that ties stay ties in whatever order BLAS sums
+_BLOCK_ELEMENTS = 1 << 23  # queries × candidates held dense at once: 32 MiB in float32
+_GRID = 2.0**-16  # degrees of coverage are rounded to this, so that ties stay ties in whatever order BLAS sums
 
 
 class PoolStructures:
-    """Which structures a pool's programs have, and later ones by the same columns.
+    """Which structures a pool's programs have; later programs map to the same columns.
 
     Attributes:
         names: the S structures, sorted.
@@ -36,7 +36,7 @@ class PoolStructures:
         self.matrix = self.rows(programs)
 
     def rows(self, programs: Sequence[str]) -> sparse.csr_array:
-        """Binary float32 (B, S) for any B programs, without the structures that the pool lacks."""
+        """Binary float32 (B, S) for any B programs; structures that the pool lacks are dropped."""
         names = map(self._structures, programs)
         rows = [sorted(self._columns[name] for name in own if name in self._columns) for own in names]
         indices = np.fromiter(chain.from_iterable(rows), dtype=np.int32)
@@ -46,7 +46,7 @@ class PoolStructures:
 
 
 def structure_matrices(spec: ProgramSpec, *program_lists: Sequence[str]) -> list[sparse.csr_array]:
-    """Per list of N_i programs a binary float32 matrix (N_i, S), with the same S columns: all lists' structures."""
+    """For each list of N_i programs, a binary float32 matrix (N_i, S); the S columns are all lists' structures."""
     everything = PoolStructures(spec, list(dict.fromkeys(chain.from_iterable(program_lists))))
     return [everything.rows(programs) for programs in program_lists]
 
@@ -74,7 +74,7 @@ def greedy_coverage(
         exclude: per query, the positions that it may not pick.
 
     Returns:
-        Positions (B, k) int64 in pick order, and gains (B, k): what each pick newly covers is worth.
+        Positions (B, k) int64 in pick order, and gains (B, k): the worth of what each pick newly covers.
 
     Raises:
         InputError: a query has fewer than k candidates.
@@ -87,7 +87,7 @@ def greedy_coverage(
     all_gains = np.empty((needs.shape[0], k), dtype=needs.dtype)
     for block in row_blocks(needs.shape[0], pool.shape[0]):
         positions, gains, uncovered = all_positions[block], all_gains[block], needs[block]
-        overlap = (uncovered @ by_structure).toarray()  # (b, N): worth of a candidate alone; -inf: not to be picked
+        overlap = (uncovered @ by_structure).toarray()  # (b, N): worth of a candidate alone; -inf if barred
         overlap[places(excluded[block], overlap.shape[1])] = -np.inf
         gain, rows = overlap.copy(), np.arange(len(overlap))
         for t in range(k):
@@ -115,15 +115,15 @@ def recall(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray
 
 
 def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:
-    """Slices over n_rows whose dense blocks (rows, n_columns) have at most `most` elements, by default 8 million."""
+    """Slices over n_rows such that dense blocks (rows, n_columns) have at most `most` elements (default 8 million)."""
     return blocks(n_rows, n_columns, most or _BLOCK_ELEMENTS)
 
 
 def greedy_set_cover(coverage: np.ndarray, row_of: np.ndarray, barred: np.ndarray, k: int) -> np.ndarray:
     """Pick k candidates for a query (k,), each the one that adds most to the cover; ties go to the lowest position.
 
-    Once nothing adds anything, a new cover is begun with the candidates that are left. A smaller k gives the first k of
-    the same picks; a query without aspects gets the lowest positions.
+    Once nothing adds anything, a new cover starts from the remaining candidates. A smaller k gives the first k of the
+    same picks; a query without aspects gets the lowest positions.
 
     Args:
         coverage: (T, U); how well text u covers aspect t of the query.
@@ -132,7 +132,7 @@ def greedy_set_cover(coverage: np.ndarray, row_of: np.ndarray, barred: np.ndarra
         k: how many picks.
     """
     coverage = np.rint(coverage / _GRID) * _GRID
-    alone = coverage.sum(axis=0)[row_of]  # what each candidate covers on its own; −inf: not to be picked
+    alone = coverage.sum(axis=0)[row_of]  # what each candidate covers on its own; −inf if barred
     alone[barred] = -np.inf
     positions = np.empty(k, dtype=np.int64)
     covered = np.full(len(coverage), np.inf, dtype=coverage.dtype)

@@ -1,7 +1,7 @@
 """COVR-10: ten splits by held-out combinations of grammar rules (Bogin et al., 2022); no download needed.
 
-The synchronous grammar is written in a form of our own, with weights fitted to the published examples. Its symbols hold
-its limits: at most two filters a thing and two relations a chain, ``scene ( )`` only in a quantifier's condition, and
+The synchronous grammar is in our own notation, with weights fitted to the published examples. Its symbols encode the
+limits: at most two filters per thing and two relations per chain, ``scene ( )`` only in a quantifier's condition, and
 numbers as answers to questions about numbers.
 """
 
@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.errors import ConfigError
 
-# In tokens: the 99.9th percentile of the published examples. Longer draws are drawn again.
+# In tokens: the 99.9th percentile of the published examples. Longer draws are rejected.
 LONGEST_PROGRAM = 113
 
 
@@ -43,8 +43,8 @@ class Draw(NamedTuple):
 _FORMS = {"what": 16, "choose": 26, "and": 16, "or": 15, "single": 28}
 # Statements that exist, are quantified, compare numbers, compare attributes.
 _CLAUSES = {"single": (4, 9, 7.5, 7.5), "paired": (6.3, 5.3, 7, 5)}
-# How often a set of things is narrowed by a relation to others; these to others again; by a filter a thing without a
-# relation, with one, at the end of one; by another filter a thing that has one.
+# How often a set of things has a relation to others, and these to others again; how often a thing has a filter if it
+# has no relation, if it has one, or if it ends one; how often a filtered thing has a second filter.
 # "second" is a comparison's second side, "condition" the end of a condition's relation, which has at most one more.
 _SETS = {
     "asked": (0.87, 0.64, 0.9, 0.6, 0.5, 0.58),
@@ -93,7 +93,7 @@ def build_rules() -> Iterator[Rule]:
 
 
 def _clause_rules(place: str, weights: tuple[float, ...]) -> Iterator[Rule]:
-    """A statement that stands alone (``single``) or is one half of a pair (``paired``)."""
+    """A statement that stands alone (``single``) or is half of a pair (``paired``)."""
     exist, quantified, by_number, by_attribute = weights
     clause, numbers, attributes, things = (f"{place}{part}" for part in (" clause", " numbers", " attributes", "/2"))
     parts, compared = ("quantifier", things, "condition"), ("{1} ( {0} , {2} )", "{0} {1} {2}")
@@ -131,7 +131,7 @@ class Sampler:
     """Draws derivations; the same seed gives the same draws on every machine and Python version."""
 
     def __init__(self, seed: str | int) -> None:
-        # Only random() is promised to give the same numbers in later Pythons, not choices() or shuffle().
+        # Only random() is guaranteed to give the same numbers in later Pythons, not choices() or shuffle().
         self._random = random.Random(seed).random  # noqa: S311 - data, not secrets
         self._rules: dict[str, list[Rule]] = {}
         for rule in build_rules():
@@ -155,7 +155,7 @@ class Sampler:
         return rule.utterance.format(*utterances), rule.program.format(*programs)
 
 
-# An example belongs to test where its derivation uses all rules of one combination (Bogin et al., 2022).
+# An example belongs to test if its derivation uses all rules of some combination (Bogin et al., 2022).
 HELD_OUT: Mapping[str, tuple[frozenset[str], ...]] = {
     name: tuple(frozenset(combination.split()) for combination in combinations)
     for name, combinations in {

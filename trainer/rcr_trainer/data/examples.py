@@ -1,4 +1,4 @@
-"""An example, a split into train, dev and test, and how they are written."""
+"""Examples, splits into train, dev and test, and how both are written."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Example:
     fields: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """The rest of its row, such as `db_id`: JSON values by name, none called id, source or target."""
     group: str | None = field(default=None, compare=False)
-    """The value of its field `data.group`: only examples of one group are picked for each other."""
+    """The value of the field that `data.group` names; examples are picked only for questions of their own group."""
     home: str = field(default="", compare=False)
-    """The value of its field `data.prefer`; see `Item`."""
+    """The value of the field that `data.prefer` names; see `Item`."""
 
     @property
     def item(self) -> Item:
@@ -43,11 +43,11 @@ class Split:
     """A task's examples, divided (sizes in the paper's Appendix A)."""
 
     name: str
-    train: list[Example]  # the pool, and what is trained on
+    train: list[Example]  # the pool and the training questions
     dev: list[Example] = field(default_factory=list)  # for choosing settings
     test: list[Example] = field(default_factory=list)  # for reporting
     meta: dict[str, Any] = field(default_factory=dict)
-    """How the split was made, and by which language a run reads its programs; written to ``split.json``."""
+    """How the split was made, and the language in which a run reads its programs; written to ``split.json``."""
 
     def mapped(self, change: Callable[[Example], Example]) -> Split:
         """The split with each example changed."""
@@ -60,7 +60,7 @@ class Split:
 
 
 def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
-    """Write examples as JSON lines, atomically; a `DataError` for a text that is not Unicode (a lone surrogate)."""
+    """Write examples as JSON lines, atomically; a `DataError` for text that is not Unicode (a lone surrogate)."""
     with atomic_file(path) as file:
         for example in examples:
             row = {"id": example.id, "source": example.source, "target": example.target, **example.fields}
@@ -117,9 +117,9 @@ def read_json_file(path: Path) -> Any:
 
 
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
-    """The value in a JSON file of a type that pydantic knows.
+    """The value in a JSON file, validated as a type that pydantic knows.
 
-    An error calls the type `form`, and an entry of the outermost list `entry`.
+    Errors call the type `form`, and an entry of the outermost list `entry`.
 
     Raises:
         DataError: it can't be read, or is of another form; names the first fault and its place.

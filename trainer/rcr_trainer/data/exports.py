@@ -1,4 +1,4 @@
-"""Rows as other tools export them, with plain fields: LangSmith's inputs and outputs, chats as OpenAI keeps them."""
+"""Flattens rows exported by other tools: LangSmith's inputs and outputs, chats in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from typing import Any
 
 _NESTED = ("inputs", "outputs", "reference_outputs")
 _ROLES = {"human": "user", "ai": "assistant", "developer": "system"}
-"""LangChain's names for OpenAI's."""
+"""LangChain's role names (and OpenAI's developer) → ours."""
 
 
 def opened(row: Any) -> Any:
-    """A row in which nested objects and chats have become fields: `inputs.question`, `messages.user`.
+    """The row with nested objects and chats turned into fields: `inputs.question`, `messages.user`.
 
-    `inputs` and `outputs` are opened, and `messages`, in which the last answer counts and the last question before it.
-    An answer that calls tools is a program in JSON: `[{"name": …, "arguments": {…}}, …]`, or one call by itself. All
-    else stays.
+    Opens `inputs`, `outputs` and `messages`; of the latter, only the last answer and the last question before it count.
+    An answer that calls tools is a program in JSON: `[{"name": …, "arguments": {…}}, …]`, or a single call by itself.
+    Everything else stays.
     """
     return dict(_fields(row, "")) if isinstance(row, dict) else row
 
@@ -34,7 +34,7 @@ def _fields(row: Mapping[str, Any], prefix: str) -> Sequence[tuple[str, Any]]:
 
 
 def _exchange(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """The system's text, the last answer, and the last question before it (without an answer: the last), by role."""
+    """By role: the system's text, the last answer, and the last question before it (the last of all if no answer)."""
     roles = (str(one.get("role") or one.get("type")) for one in messages)
     said = [(_ROLES.get(role, role), _text(one)) for role, one in zip(roles, messages, strict=True)]
     answers = [at for at, (role, text) in enumerate(said) if role == "assistant" and text]
@@ -44,7 +44,7 @@ def _exchange(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _text(message: Mapping[str, Any]) -> str:
-    if isinstance(inner := message.get("data"), dict):  # as LangChain writes messages
+    if isinstance(inner := message.get("data"), dict):  # LangChain's format
         message = inner
     calls = [call for call in map(_call, message.get("tool_calls") or ()) if call is not None]
     if calls:
@@ -56,7 +56,7 @@ def _text(message: Mapping[str, Any]) -> str:
 
 
 def _call(call: Any) -> dict[str, Any] | None:
-    """A tool call of OpenAI (`function`, with arguments as text) or LangChain (`name` and `args`)."""
+    """A tool call in OpenAI's form (`function`, with arguments as text) or LangChain's (`name` and `args`)."""
     if not isinstance(call, dict):
         return None
     function = call.get("function")

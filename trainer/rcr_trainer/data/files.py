@@ -1,4 +1,4 @@
-"""Reads example files (JSON lines, a JSON list, tables, Parquet) and split folders; faults are named by their place."""
+"""Reads example files (JSON lines, a JSON list, tables, Parquet) and split folders; errors name the place."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class ReadReport:
 
     path: str
     unit: str = "line"  # or "entry"
-    rows: int = 0  # but for blank lines
+    rows: int = 0  # without blank lines
     delimiter: str | None = None  # of a table
     places: list[int] = field(default_factory=list)  # of the examples, in order
-    empty: list[int] = field(default_factory=list)  # rows dropped since source or target is null or blank
+    empty: list[int] = field(default_factory=list)  # rows dropped because source or target is null or blank
     duplicates: list[int] = field(default_factory=list)  # rows that repeat an earlier source and target; they are kept
     faults: list[str] = field(default_factory=list)  # what is wrong with rows that can't be used, if collected
 
@@ -64,13 +64,13 @@ def read_examples(
     id_key: str | None = None,
     collect: bool = False,
 ) -> tuple[list[Example], ReadReport]:
-    """Read a file of examples: .jsonl, .ndjson, .json (one list), .csv, .tsv or .parquet, as its extension says.
+    """Read a file of examples: .jsonl, .ndjson, .json (one list), .csv, .tsv or .parquet, by its extension.
 
-    A further .gz says that it is packed. Rows as LangSmith and OpenAI export them have fields such as `inputs.question`
-    and `messages.user`; see `exports.opened`. Text is UTF-8, with or without a byte order mark. A table's first line
-    names its fields; a line `sep=;` before it may give the delimiter, and where the usual one is missing from the
-    header, the commonest other one counts. Further fields go along as `Example.fields`, except empty ones and those
-    called id, source or target.
+    A further .gz means that it is compressed. Rows exported by LangSmith and OpenAI have fields such as
+    `inputs.question` and `messages.user`; see `exports.opened`. Text is UTF-8, with or without a byte order mark. A
+    table's first line names its fields; a line `sep=;` before it may give the delimiter, and if the usual one is
+    missing from the header, the most common other one counts. Other fields are kept in `Example.fields`, except empty
+    ones and those called id, source or target.
 
     Args:
         path: the file.
@@ -83,7 +83,7 @@ def read_examples(
         The examples in the file's order, and what was dropped or repeated.
 
     Raises:
-        DataError: the file or a row can't be used; one line with file and place.
+        DataError: the file or a row can't be used; one line gives file and place.
     """
     report = ReadReport(str(path))
     keys = {"source_key": source_key, "target_key": target_key} | ({"id_key": id_key} if id_key else {})
@@ -139,12 +139,12 @@ def read_split(directory: str | Path) -> Split:
 
 
 def text_fields(path: str | Path, sample: int) -> list[str]:
-    """The fields that hold text in at least nine of ten of the first `sample` rows, not counting nulls."""
+    """The fields that hold text, or null, in at least nine in ten of the first `sample` rows."""
     report = ReadReport(str(path))
     found = list(islice(_rows(path, report), sample))
     rows = [row for _, row in found if isinstance(row, dict)]
     if found and not rows:
-        _example(found[0][1], {}, report, found[0][0], {})  # raises what is wrong with it
+        _example(found[0][1], {}, report, found[0][0], {})  # raises an error that says what is wrong
     return [
         name
         for name in dict.fromkeys(name for row in rows for name in row)
@@ -272,13 +272,13 @@ def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_R
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON has it, where dates, decimal numbers and the like are text; bytes stay."""
+    """A value in its JSON form, where dates, decimal numbers and the like are text; bytes stay."""
     known = value is None or isinstance(value, str | int | float | bytes)
     return value if known else json.loads(json.dumps(value, default=str))
 
 
 def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: str) -> Iterator[_Row]:
-    # The limit is the process's: it is only raised, since lowering it could fail another thread.
+    # The limit is process-wide, so only raise it: lowering it could make another thread fail.
     csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
     first = file.readline()
     file.seek(0)
@@ -304,7 +304,7 @@ def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: st
                 unnamed = [at for at, name in enumerate(header) if not name]
                 named = max((at for at, name in enumerate(header, start=1) if name), default=0)
                 continue
-            # Spreadsheets write columns without a name that were used once, and leave them out in some rows.
+            # Spreadsheets write unnamed columns that were once used, and omit them in some rows.
             while len(cells) > named and not cells[-1].strip():
                 cells.pop()
             if not cells:
@@ -340,7 +340,7 @@ def _texts(file: BinaryIO, path: Path) -> Iterator[str]:
 
 
 def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str | DataError]]:
-    """Lines with their endings, decoded one by one, so that bad bytes are found in their line."""
+    """Lines with their endings, decoded one by one, so that an error names the line of bad bytes."""
     line = 0
     for line, data in enumerate(file, start=1):
         try:

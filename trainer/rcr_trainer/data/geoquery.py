@@ -1,4 +1,4 @@
-"""GeoQuery: the corpus file, and the splits that others have published."""
+"""GeoQuery: the corpus file, and splits published by others."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from langchain_rcr.basics.files import write_bytes
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
 from rcr_trainer.errors import ConfigError, DataError
 
-# The splits divide these; the corpus file has twelve more examples that belong to none.
+# The splits divide these; twelve more examples in the corpus file belong to no split.
 _IDS = range(880)
 _VALUE, _MARK = re.compile("'[^']*'"), re.compile(r"[\s?.!]+$")
 
@@ -40,7 +40,7 @@ PUBLISHED = {
     "tmcd_3": (_CSL, "49793305f646a1cd9993f65e91cdd53292219d4e3285dc6db598093a4049bec6"),
     "length": (_CSL, "bfe1ea81769f9f8c424a77e907b6e57b0dfae66482b97a73301f51dc3e07a3b4"),
 }
-"""The paper's splits (sizes in its appendix A): the folder that has NAME.json with the ids, and its sha256."""
+"""The paper's splits (sizes in its appendix A): the folder of NAME.json, which has the ids, and the file's sha256."""
 SHORT = {"template": "template_1", "tmcd": "tmcd_1"}
 
 
@@ -48,14 +48,14 @@ def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, sha256:
     """Download the GeoQuery corpus (1.2 MB), or the ids of a published split, unless it is there already.
 
     Raises:
-        DataError: no connection, or other content; the destination is as before.
+        DataError: no connection, or unexpected content; the destination stays as it was.
         InputError: the destination can't be written.
     """
     destination, sha256 = Path(destination), sha256 or CORPUS_SHA256
     if destination.is_file() and _digest(destination.read_bytes()) == sha256:
         return destination
     try:
-        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - what comes is compared
+        with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - the content is checked
             content = response.read(_MOST_BYTES + 1)
     except (OSError, HTTPException) as error:
         if isinstance(error, HTTPError):
@@ -73,7 +73,7 @@ def _digest(content: bytes) -> str:
 
 
 def published_ids(folder: Path, name: str) -> Path:
-    """The ids of one of the paper's splits, downloaded into the corpus' folder unless there, or a `DataError`."""
+    """The file of ids of one of the paper's splits, downloaded beside the corpus if missing, or a `DataError`."""
     source, sha256 = PUBLISHED[name]
     path = folder / ("splits" if name == "standard" else "splits_csl") / f"{name}.json"
     if path.is_file() and (digest := _digest(path.read_bytes())) != sha256:
@@ -87,7 +87,7 @@ def read_corpus(path: str | Path) -> dict[int, Example]:
     if (digest := _digest(text.encode())) != CORPUS_SHA256:
         raise DataError(f"{path} isn't the GeoQuery corpus: its sha256 is {digest}, expected {CORPUS_SHA256}")
     found: dict[int, Example] = {}
-    for element in ElementTree.fromstring(text).iter("example"):  # noqa: S314 - it is the file that we know
+    for element in ElementTree.fromstring(text).iter("example"):  # noqa: S314 - a file of known content
         id_ = element.get("id", "")
         texts = (element.findtext("nl[@lang='en']"), element.findtext("mrl[@lang='geo-funql']"))
         source, target = (" ".join((each or "").split()) for each in texts)
@@ -101,9 +101,9 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None)
     Args:
         corpus: the corpus file.
         kind: one of PUBLISHED or SHORT.
-        ids: a JSON file ``{"train": [ids], "test": [ids]}``. It may have a ``dev``; otherwise a quarter of test becomes
-            dev, always the same, save for ``standard``, which has none. None: the published file in the corpus' folder,
-            downloaded unless it is there.
+        ids: a JSON file ``{"train": [ids], "test": [ids]}``. It may have a ``dev``; otherwise a fixed quarter of test
+            becomes dev, except for ``standard``, which has none. None: the published file in the corpus' folder,
+            downloaded if missing.
 
     Raises:
         ConfigError: no such kind.
@@ -126,7 +126,7 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None)
 
 
 def printed(split: Split) -> Split:
-    """A split as the paper's Appendix D prints it: 'value' for names, questions in lower case without a final mark."""
+    """A split as printed in the paper's Appendix D: 'value' for names, lower-case questions without a final mark."""
 
     def one(each: Example) -> Example:
         return replace(each, source=_MARK.sub("", each.source.lower()), target=_VALUE.sub("'value'", each.target))

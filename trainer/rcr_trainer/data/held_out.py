@@ -1,4 +1,4 @@
-"""Which candidates a query may not get, so that training and evaluation look at questions new to the policy."""
+"""Which candidates a query may not get, so that training and evaluation use questions new to the policy."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
 
 _MOST = 0.5
-"""The share of the pool, or of a query's group, that a fold may bar; the program of most questions would bar more."""
+"""The largest share of the pool, or of a query's group, that a fold may bar; a very common program would bar more."""
 _COMMON = 0.2
-"""The share of the pool that may have a pair of labels which is taken out."""
+"""The largest share of the pool that may have a pair of labels for that pair to be barred."""
 
 
 def own_positions(
     queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
 ) -> list[NDArray[np.int64]]:
-    """For each query the pool positions of itself (by id, or question and program) and of other groups.
+    """For each query, the pool positions of itself (by id, or question and program) and of other groups.
 
-    With `same_program`, of candidates with its own program, too.
+    With `same_program`, also of candidates with its own program.
     """
 
     def identities(example: Example) -> list[object]:
@@ -48,19 +48,19 @@ def own_positions(
 
 
 def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | None, NDArray[np.bool_]]:
-    """Group of a query → (N,) which candidates are in it."""
+    """A query's group → (N,) which candidates are in it."""
     group_of = np.array([example.group for example in pool], dtype=object)
     return {group: group_of == group for group in {query.group for query in queries}}
 
 
 class HeldOut:
-    """Training questions as if they were new: neither the fit nor the pool has seen their folds.
+    """Training questions treated as new: neither the fit nor the pool has seen their folds.
 
     Args:
         pool: the candidates.
         queries: training questions that aren't among them.
-        spec: decides what the same program is.
-        new: the share of questions that is held out with their programs.
+        spec: decides which programs are the same.
+        new: the share of questions held out together with their programs.
         seed: of the folds.
     """
 
@@ -72,7 +72,7 @@ class HeldOut:
         self._numbers = self.folds.numbers(_items(pool))
 
     def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
-        """For each training question the pool positions that it may not get: itself and its fold."""
+        """For each training question, the pool positions that it may not get: itself and its fold."""
         itself, programs = (own_positions(queries, self.pool, self.spec, same_program=same) for same in (False, True))
         items, groups = _items(queries), _groups(queries, self.pool)
         out = []
@@ -86,15 +86,15 @@ class HeldOut:
         return out
 
     def with_program(self, queries: Sequence[Example]) -> NDArray[np.bool_]:
-        """(Q,) whether each is held out with its program, not alone."""
+        """(Q,) whether each question is held out with its program, not alone."""
         with_program: NDArray[np.bool_] = self.folds.ways(_items(queries)) != ALONE
         return with_program
 
     def without_combination(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
-        """`barred`, and for each question the candidates that have both of two labels of its program.
+        """`barred`, and for each question the candidates that have both labels of a certain pair in its program.
 
-        So it combines what no candidate does. Of its pairs of labels it is the one that most candidates have, but no
-        more than `_COMMON` of them.
+        So it combines what no remaining candidate does. The pair is the one that most candidates have, among pairs that
+        at most a share of `_COMMON` have.
         """
         spec = replace(self.spec, max_size=1)
         pool, needed = structure_matrices(spec, [e.target for e in self.pool], [q.target for q in queries])
@@ -109,7 +109,7 @@ class HeldOut:
         return barred
 
     def features(self, model: TriEncoder, queries: Sequence[Example]) -> Features:
-        """Features of training questions as if E_x had not been fitted to those of their folds."""
+        """Features of training questions, as if E_x had not been fitted to their folds."""
         items = _items(queries)
         return model.family.held_out(model.query, items, self.folds, self.folds.ways(items))
 
@@ -117,12 +117,12 @@ class HeldOut:
 def share_held_out(
     given: bool | None, queries: Sequence[Example], dev: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec
 ) -> float:
-    """The share of training questions to hold out with their programs, to make them as new as questions to come.
+    """The share of training questions to hold out with their programs, so that they are as new as future questions.
 
     `given` is `exclude_own_program`: true for all, false for none, None to estimate it.
 
-    A question is new if no example of the pool has its program. As many are expected to be as of the development
-    questions, or, where those were taken from training, as of the training questions, each without itself.
+    A question is new if no example of the pool has its program. The expected share is that of the development questions
+    or, if those were taken from training, that of the training questions, each not counting itself.
     """
     if given is not None:
         return float(given)
@@ -142,8 +142,8 @@ def _items(examples: Sequence[Example]) -> list[Item]:
 
 
 def taken_from(queries: Sequence[Example], pool: Sequence[Example]) -> bool:
-    """Whether queries are in the pool (by id): then, as for training questions, the fit has seen their programs.
+    """Whether queries are in the pool (by id): if so, the fit has seen their programs, as for training questions.
 
-    True where there are no queries.
+    True if there are no queries.
     """
     return {query.id for query in queries} <= {example.id for example in pool}

@@ -22,10 +22,10 @@ def tokenize(text: str) -> list[str]:
 
 
 class BM25Scorer:
-    """Scores as `rank_bm25.BM25Okapi.get_scores` gives them, for all queries at once.
+    """The scores of `rank_bm25.BM25Okapi.get_scores`, for all queries at once.
 
-    A score is the sum of weights of (word, document) over a query's words, so it is one product of word counts
-    (B, words) with weights (words, N).
+    A score sums (word, document) weights over a query's words, so all scores are one product of word counts (B, words)
+    with weights (words, N).
     """
 
     def __init__(self, corpus_texts: Sequence[str]) -> None:

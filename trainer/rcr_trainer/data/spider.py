@@ -19,7 +19,7 @@ from rcr_trainer.errors import DataError
 
 KINDS = ("random_1", "template_1", "tmcd_1", "length_1")
 _INTERNAL = "sqlite_"
-"""What SQLite's own tables are called; one schema of Spider lists them."""
+"""Prefix of SQLite's own tables, which one of Spider's schemas lists."""
 
 
 class _Row(BaseModel):
@@ -29,7 +29,7 @@ class _Row(BaseModel):
 
 
 class _Schema(BaseModel):
-    """Tables and columns by their numbers; column 0 is `*`, of no table."""
+    """Tables and columns by number; column 0 is `*`, of no table."""
 
     db_id: str
     table_names_original: list[str]
@@ -44,20 +44,20 @@ def spider_split(
 ) -> Split:
     """Read Spider's training questions in a split of Spider-SSP.
 
-    The questions of databases that aren't there are left out, and those whose query reads a table without rows, on
-    which many queries give the same.
+    Left out are questions of missing databases, and those whose query reads a table without rows, on which many queries
+    give the same result.
 
     Args:
         folder: with `train_spider.json` and `tables.json` as Spider has them, and `ssp/databases.json` and
             `ssp/KIND.json`, whose numbers count the questions of these databases.
         kind: one of KINDS.
         databases: the folder with `DB/DB.sqlite`; None: `database` in `folder`.
-        samples: values of each column that the schema shows, at most, as in `schema_text`.
+        samples: most values of each column that the schema shows, as in `schema_text`.
 
     Returns:
         The split, without development questions. An id is the question's place in the file, from 0. Fields are `db_id`
         and `schema`, the CREATE TABLE statements. `meta` names what is missing: `missing_databases`, `empty_tables`,
-        and `left_out`, the number of questions by the reason.
+        and `left_out`, the number of questions by reason.
 
     Raises:
         DataError: a file is missing or not of that form.
@@ -117,7 +117,7 @@ def _described(file: Path, statements: Mapping[str, str], samples: int) -> tuple
 
 
 def statements_of(schema: _Schema) -> dict[str, str]:
-    """The CREATE TABLE statement of each table; Spider's files of rows may lack its keys."""
+    """The CREATE TABLE statement of each table; Spider's SQLite files may lack the keys."""
     columns = schema.column_names_original
     statements = {}
     for number, table in enumerate(schema.table_names_original):

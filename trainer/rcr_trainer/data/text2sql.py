@@ -42,8 +42,8 @@ def text2sql_split(
 ) -> Split:
     """Read a file of the collection with its variables filled in, in its own split.
 
-    A file has train, dev and test, or numbered folds, of which one becomes test, the next dev (the first follows the
-    last), the others train. What it excludes is left out.
+    A file has train, dev and test, or numbered folds. Then one fold becomes test, the next one dev (the first follows
+    the last), and the others train. Examples that the file excludes are left out.
 
     Args:
         json_path: the file.
@@ -51,12 +51,12 @@ def text2sql_split(
         fold: the fold that becomes test; None: fold 0, if there are folds.
 
     Returns:
-        The split. Of several queries for a question the first counts. Ids such as ``12-3`` are the query's place in
-        the file and the question's among the query's.
+        The split. If a question has several queries, the first counts. Ids such as ``12-3`` give the query's place in
+        the file and the question's place among the query's.
 
     Raises:
         ConfigError: no such fold.
-        DataError: the file is missing or not of that form; one line that names the first fault.
+        DataError: the file is missing or not of that form; one line names the first fault.
     """
     path = Path(json_path)
     queries = read_json_as(_File, path, "the text2sql-data", "query ")
@@ -66,7 +66,7 @@ def text2sql_split(
     for number, query in enumerate(queries):
         examples = {variable.name: variable.example for variable in query.variables}
         for place, sentence in enumerate(query.sentences):
-            values = examples | sentence.variables  # The question doesn't name every value of some queries.
+            values = examples | sentence.variables  # some queries have values that the question doesn't name
             source, target = (_filled(text, values) for text in (sentence.text, query.sql[0]))
             label = query.label if kind == "query" else sentence.label
             parts[part_of.get(label, "exclude")].append(Example(f"{number}-{place}", source, target))
@@ -92,5 +92,5 @@ def _parts(labels: Set[str], fold: int | None, path: Path) -> dict[str, str]:
 
 
 def _filled(text: str, values: Mapping[str, str]) -> str:
-    """All variables are replaced at once, so that no value is taken for a variable."""
+    """Replace all variables at once, so that no value is taken for a variable."""
     return re.sub(r"\b[a-z_]+\d+\b", lambda match: values.get(match[0], match[0]), text)
