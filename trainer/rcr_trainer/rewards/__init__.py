@@ -1,4 +1,4 @@
-"""What a set of picks is worth: batched callables, None where there is nothing to score."""
+"""Rewards for sets of picks: batched callables that give None where there is nothing to score."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Our rewards, and how one is made: by name, by `module:callable`, as an object, or as a weighted mixture of these.
+"""Our rewards, and how to make one: by name, by `module:callable`, from an object, or as a weighted mixture of these.
 
-What programs share (Jaccard), exact match, the same result, the recall of the picks, the gold program's probability.
+Shared structures (Jaccard), exact match, same result, recall of the picks, probability of the gold program.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.reward import Reward
 
 Execute = Callable[[str], Any]
-"""Runs a program and gives its result: rows as a list, or any value. Raises ProgramError for one that can't be run."""
+"""Runs a program and returns its result: rows as a list, or any value. Raises ProgramError if it can't be run."""
 
 _REMEMBERED = 1 << 16
 _PATIENCE_S = 600.0
-"""Seconds that a run waits for queries that PostgreSQL's server can't stop, before it stops itself."""
+"""Seconds that a run waits for queries that the PostgreSQL server can't stop, before the run itself stops."""
 
 
 def structure_coverage(spec: ProgramSpec) -> Reward:
     """The paper's reward (Eq. 7): Jaccard similarity of the local structures of answer and gold program.
 
-    r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that is no program has no structures and scores 0. A gold program
+    r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that isn't a program has no structures and scores 0. A gold program
     without structures can't be scored. Names of tables and columns count, whatever the spec says.
     """
     structures = spec.named.structures
@@ -51,12 +51,12 @@ def structure_coverage(spec: ProgramSpec) -> Reward:
 
 
 def correctness(spec: ProgramSpec) -> Reward:
-    """Exact match (appendix F): 1 where answer and gold program are the same, else 0.
+    """Exact match (appendix F): 1 if answer and gold program are the same, else 0.
 
-    Two programs are the same if their parse trees are equal, values included; if one of them doesn't parse, their texts
-    must be equal up to white space. An empty gold program can't be scored.
+    Two programs are the same if their parse trees are equal, including values; if one of them doesn't parse, their
+    texts must be equal up to white space. An empty gold program can't be scored.
     """
-    tree_of = remembered(1 << 21)(get_parser(spec.language).parse)  # a group's answers come back again and again
+    tree_of = remembered(1 << 21)(get_parser(spec.language).parse)  # a group's answers recur
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
         if not reference.split():
@@ -70,16 +70,16 @@ def correctness(spec: ProgramSpec) -> Reward:
 
 
 def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
-    """1 where answer and gold program give the same result, else 0.
+    """1 if answer and gold program give the same result, else 0.
 
-    An answer that can't be run, or whose result can't be compared, scores 0; a gold program like that can't be scored.
-    A list is compared as a multiset of rows, and in order where the gold program's outermost query has an ORDER BY; a
-    tuple is always compared in order. Of rows that are tuples the order of columns doesn't matter. Numbers are equal to
-    12 significant digits, whatever their types. Each program is run once, on each database.
+    An answer that can't be run, or whose result can't be compared, scores 0; such a gold program can't be scored.
+    A list is compared as a multiset of rows, or in order if the gold program's outermost query has an ORDER BY; a tuple
+    is always compared in order. In rows that are tuples, the order of columns doesn't matter. Numbers are compared to
+    12 significant digits, whatever their types. Each program runs once on each database.
 
     Args:
         execute: runs one program; or the databases that the questions' fields name.
-        spec: its language tells whether order matters (SQL).
+        spec: its language says whether order matters (SQL).
     """
 
     @lru_cache(maxsize=_REMEMBERED)
@@ -111,7 +111,7 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
     ) -> list[float | None]:
         where = [execute.path(each) for each in fields] if isinstance(execute, Databases) else [""] * len(references)
         scores: list[float | None] = [None] * len(references)
-        for n in sorted(range(len(references)), key=where.__getitem__):  # few databases are open at a time
+        for n in sorted(range(len(references)), key=where.__getitem__):  # keeps few databases open at a time
             scores[n] = one(predictions[n], references[n], where[n])
         return scores
 
@@ -121,8 +121,8 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
 def context_coverage(spec: ProgramSpec) -> Reward:
     """Recall of the gold program's local structures by the union of the picks' programs. Needs no language model.
 
-    It is what SFT and the dev coverage measure, not what the paper rewards: a policy that maximises it need not be
-    the one from whose picks a language model answers best. (The Jaccard of the picks wouldn't help: it is highest for
+    SFT and the dev coverage measure this, but the paper doesn't reward it: a policy that maximises it need not be the
+    one whose picks a language model answers best with. (The Jaccard of the picks wouldn't help: it is highest for
     copies of one program.)
     """
     structures = spec.structures
@@ -138,11 +138,11 @@ def context_coverage(spec: ProgramSpec) -> Reward:
 
 
 def likelihood(spec: ProgramSpec) -> Reward:
-    """The probability with which the language model writes the gold program, spacing and all (`Scorer`).
+    """The probability that the language model writes the gold program, spacing and all (`Scorer`).
 
-    It tells picks apart if all answers are right, or all wrong. Needs a local model, or a server with `echo`.
+    It distinguishes picks even if all answers are right, or all wrong. Needs a local model, or a server with `echo`.
     """
-    return Reward("likelihood", lambda *_, **__: [], likelihood=True)  # which isn't called
+    return Reward("likelihood", lambda *_, **__: [], likelihood=True)  # the function isn't called
 
 
 # ---------------------------------------------------------------- by name
@@ -154,7 +154,7 @@ _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
     "likelihood": likelihood,
 }
 NAMES = (*_BY_SPEC, "execution")
-"""The rewards that the project brings."""
+"""The built-in rewards."""
 
 
 def make_reward(
@@ -169,9 +169,9 @@ def make_reward(
     """A reward by name, or from what the user gives.
 
     Args:
-        reward: one of NAMES; `module:callable` (found in the working directory too) or the callable itself, called
-            like a `Reward`; or a mapping from any of these to weights, for their weighted sum. A class is made into
-            an object without arguments.
+        reward: one of NAMES; `module:callable` (also from the working directory) or the callable itself, called like a
+            `Reward`; or a mapping from any of these to weights, for their weighted sum. A class is instantiated
+            without arguments.
         spec: how programs are read.
         database: for `execution`: a SQLite file or `postgresql://…`, also as SQLAlchemy takes them; or many, as
             `Databases` takes them.
@@ -213,7 +213,7 @@ def _executor(
 
 
 def mixture(parts: Mapping[Reward, float]) -> Reward:
-    """The weighted sum of rewards (reward → weight > 0); None for an answer that one of them can't score."""
+    """The weighted sum of rewards (reward → weight > 0); None for an answer that any of them can't score."""
     if not parts or not all(weight > 0 for weight in parts.values()):
         raise ConfigError(f"a mixed reward needs parts with weights above 0, not {sorted(parts.values())}")
     if any(reward.likelihood for reward in parts):
@@ -239,12 +239,12 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
 
 
 def load(path: str, what: str) -> Callable[..., Any]:
-    """The callable at a path `module:name`, also in the working directory; a `ConfigError` calls it `what`."""
+    """The callable at `module:name`, also from the working directory; a `ConfigError` refers to it as `what`."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
         found: Any = pkgutil.resolve_name(path)
-    except Exception as error:  # a module of the user's own may raise anything
+    except Exception as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(f"{what} '{path}' can't be loaded: {reason}") from error
     finally:

@@ -1,4 +1,4 @@
-"""What a reward is, how it is called, and what it must show before a run trusts it."""
+"""What a reward is, how it is called, and the test that it must pass before a run trusts it."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 
 _CLOSE = 1e-9
 _SAID = ("needs_llm", "maximum", "minimum", "reads_fields")
-"""What the attributes of a user's callable may say."""
+"""The attributes that a user's callable may set."""
 
 
 class RewardError(RCRError):
-    """A reward raised an exception or gave what is no score; the message names the example it happened on."""
+    """A reward raised an exception or returned something other than a score; the message names the example."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,10 +34,10 @@ class Reward:
     Args:
         name: for logs and messages.
         function: scores B answers, with the arguments of `__call__`.
-        needs_llm: it looks at `predictions`; a run with one that doesn't needs no language model.
-        maximum: what the gold program earns.
-        minimum: what no program earns.
-        likelihood: it is the probability with which the model writes the gold program; `function` isn't called.
+        needs_llm: it reads `predictions`; if it doesn't, a run needs no language model.
+        maximum: the score of the gold program.
+        minimum: the score of no program.
+        likelihood: it is the probability that the model writes the gold program; `function` isn't called.
         reads_fields: `function` also takes `fields`.
     """
 
@@ -65,11 +65,11 @@ class Reward:
                 refused, truncated or malformed answer.
             references: the gold programs.
             queries: the questions.
-            contexts: for each question the examples in its prompt, in order.
+            contexts: for each question, the examples in its prompt, in order.
             fields: the questions' further fields, such as `db_id`, for a reward that reads them (`reads_fields`).
 
         Returns:
-            B scores; None for what can't be scored, from which nothing is learned. An exception is a bug and stops the
+            B scores; None where nothing can be scored, and so nothing is learned. An exception is a bug and stops the
             run.
         """
         more = {"fields": fields} if self.reads_fields else {}
@@ -77,7 +77,7 @@ class Reward:
 
     @classmethod
     def of(cls, given: Callable[..., Any]) -> Reward:
-        """From a user's callable, whose attributes may set the other fields."""
+        """Wrap a user's callable, whose attributes may set the other fields."""
         name = getattr(given, "name", getattr(given, "__name__", type(given).__name__))
         said = {each: getattr(given, each) for each in _SAID if hasattr(given, each)}
         return cls(str(name), given, **said)
@@ -86,7 +86,7 @@ class Reward:
     def per_answer(
         cls, name: str, one: Callable[[str | None, str, Sequence[Example]], float | None], *, needs_llm: bool = True
     ) -> Reward:
-        """Scores each answer by itself: `one` gets the answer, the gold program and the prompt's examples."""
+        """A reward that scores each answer by itself: `one` gets the answer, the gold program and the picks."""
 
         def function(
             predictions: Sequence[str | None], references: Sequence[str], *, contexts: Any, **_: Any
@@ -118,7 +118,7 @@ def score(
         raise
     except Exception as error:
         if len(examples) > 1:
-            # One by one, to find the example that did it.
+            # One by one, to find the example that caused it.
             for prediction, example, context in zip(predictions, examples, contexts, strict=True):
                 score(reward, [prediction], [example], [context])
         which = _named(examples[0]) if len(examples) == 1 else f"a batch of {len(examples)} (first: {examples[0].id})"
@@ -136,8 +136,8 @@ def score(
 def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
     """Check before training that a reward tells right from wrong on the training queries.
 
-    The gold program, with the example itself in the prompt, must earn the maximum; no program and an empty one, both
-    without a prompt, must earn the minimum.
+    The gold program, with the example itself in the prompt, must earn the maximum. No program, and an empty one, must
+    earn the minimum with no examples in the prompt.
 
     Returns:
         (Q,) bool; False for examples whose gold program the reward can't score (None).
