@@ -1,1 +1,1 @@
-"""Engines that hold the pool, one a module: memory, faiss, pgvector, vectorstore."""
+"""Engines that hold the pool, one per module: memory, faiss, pgvector, vectorstore."""

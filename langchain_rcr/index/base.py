@@ -1,15 +1,15 @@
 """What an engine is: it holds the pool (examples and their vectors) and searches it by inner product (MIPS).
 
-What every engine promises, each as far as its kind of search is exact:
+Every engine promises, as far as its kind of search is exact:
 
 - The best candidate of a state s is the one with the largest logit E_c · s among those that aren't excluded.
-- Logits within `TIE` · |s| · max |E_c| of the best that is left are equal to it, and of equal ones the lowest key wins,
-  that is the one added first. float32 rounding of a product depends on its shape, and a pick may depend neither on how
-  many queries are searched together nor on the engine. Every engine fetches until the last of its t hits isn't equal to
-  anything it didn't fetch; one behind a network stops at 1,024 candidates.
+- Logits within `TIE` · |s| · max |E_c| of the best that is left count as ties with it, and the lowest key wins, that is
+  the one added first. This is because float32 rounding of a product depends on its shape, while a pick may depend
+  neither on how many queries are searched together nor on the engine. Every engine fetches until the last of its t hits
+  doesn't tie with anything it didn't fetch; one behind a network stops at 1,024 candidates.
 - A reader sees the pool as it was when it was opened.
-- `log_partition` is exact where the search is. Other engines sum over the 1,024 best candidates: the probabilities made
-  of it are then upper bounds.
+- `log_partition` is exact if the search is. Other engines sum over the 1,024 best candidates; probabilities based on it
+  are then upper bounds.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from langchain_rcr.index.filters import Filter
 T = TypeVar("T")
 
 TIE = 1e-6
-"""How far apart equal logits may lie, relative to |state| · max |E_c|: some ten times float32's rounding."""
+"""How far apart tied logits may lie, relative to |state| · max |E_c|: about ten times float32's rounding."""
 
 BEST = 1024
-"""Candidates whose logits make up a log partition where not all are looked at."""
+"""How many candidates a log partition sums over when not all are looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class PoolVectors:
             raise ValueError(f"candidate {self.candidate.shape} and context {self.context.shape} must both be (N, D)")
 
     def take(self, keys: IntArray) -> PoolVectors:
-        """Those of some examples (M,), in that order."""
+        """The vectors of some examples (M,), in that order."""
         return PoolVectors(taken(self.candidate, keys), taken(self.context, keys))
 
 
@@ -62,7 +62,7 @@ class Row(NamedTuple):
     """An example as an engine keeps it.
 
     Args:
-        id: the user's or a random one; unique in the pool.
+        id: given by the user or random; unique in the pool.
         example: its fields. Engines that persist keep them as JSON.
         program: equal numbers for equal programs (`ProgramSpec.key`), int64.
     """
@@ -80,8 +80,8 @@ class Hits(NamedTuple):
         logits: (B, t) float32; −inf there.
         rows: the examples found so far, by key; not to be changed.
         contexts: returns E_z (M, D) of M keys found so far.
-        log_partition: log Σ exp(logit / τ) over the candidates that aren't excluded, (B,) float64, −inf where there is
-            none; None where no τ was given.
+        log_partition: log Σ exp(logit / τ) over the candidates that aren't excluded, (B,) float64; −inf if there is
+            none; None if no τ was given.
     """
 
     keys: IntArray
@@ -92,11 +92,11 @@ class Hits(NamedTuple):
 
 
 class Reader(Protocol):
-    """The pool at one moment, or the part of it that a filter lets through; for one selection.
+    """The pool at one moment, or the part of it that passes a filter; for one selection.
 
     Its methods are awaited where the engine says (`CandidateIndex.run`); those of an engine in this process never wait.
-    One of an engine elsewhere may have a method `ahead(state, k)`: it is told how greedy decoding will go on from the
-    next search's states, so that it can take all k steps in one trip.
+    The reader of a remote engine may have a method `ahead(state, k)`, which says how greedy decoding will go on from
+    the next search's states, so that it can do all k steps in one round trip.
     """
 
     @property
@@ -106,14 +106,14 @@ class Reader(Protocol):
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """Find the best candidates: one step of a selection.
 
-        A key is an int64 that names a candidate; one that was added later has a larger key.
+        A key is an int64 that identifies a candidate; later additions have larger keys.
 
         Args:
             states: state vectors, (B, D) float32.
             t: how many candidates for each, at least 1.
-            exclude: (B, E) for each state the keys that may not come back, all found by this reader. Few: engines that
-                can't leave them out fetch that many more.
-            tau: τ, where the log partition is wanted, too.
+            exclude: (B, E) for each state the keys that may not come back, all found by this reader. Keep them few:
+                engines that can't exclude them fetch that many more.
+            tau: τ, if the log partition is wanted too.
         """
 
     async def candidates(self, keys: IntArray) -> FloatArray:
@@ -124,7 +124,7 @@ class CandidateIndex(Protocol):
     """An engine. Safe from many threads. Outages are `EngineError`s that name the engine; the next call tries again."""
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """Say whose vectors the index holds, before it is used; an empty one takes it on. May be repeated.
+        """Declare whose vectors the index holds, before using it; an empty one adopts them. May be repeated.
 
         Raises:
             CheckpointError: it holds vectors of another encoder or length; the message says what to rebuild.
@@ -144,15 +144,15 @@ class CandidateIndex(Protocol):
         """Run a coroutine that reads this engine, and return its result; from any thread."""
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """`run` for a caller on any event loop, which goes on with other work meanwhile."""
+        """`run` for a caller on any event loop, which isn't blocked meanwhile."""
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
         """Add examples, all or none; the next `read` sees them.
 
         Args:
-            rows: the examples, ids unique among them; nobody may change them afterwards.
+            rows: the examples, with unique ids; they must not be changed afterwards.
             vectors: E_c and E_z of each.
-            replace: ids; the examples that have them go in the same change. One that comes back has another key.
+            replace: ids whose examples are removed in the same change. One that is added again gets another key.
 
         Raises:
             PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
@@ -162,13 +162,13 @@ class CandidateIndex(Protocol):
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Which of these ids are there."""
+        """Which of these ids exist."""
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
-        """The examples with these ids, or all by order of adding; not to be changed."""
+        """The examples with these ids, or all in the order of adding; not to be changed."""
 
     def close(self) -> None:
-        """Let go of connections and files; a second call does nothing."""
+        """Release connections and files; a second call does nothing."""
 
 
 class InThisThread:
@@ -194,11 +194,11 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
 
     Args:
         count: how many examples they belong to.
-        vectors: theirs.
+        vectors: their vectors.
         dim: D of the index; 0: any.
 
     Raises:
-        InputError: vectors of another number or length, or with numbers that are not finite.
+        InputError: vectors have another number or length, or numbers that are not finite.
     """
     number, length = vectors.candidate.shape
     if number != count:
@@ -213,7 +213,7 @@ def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
     """Refuse ids that come twice or are taken.
 
     Raises:
-        PoolError: one is; the message names it.
+        PoolError: there is one; the message names it.
     """
     seen = set(taken)
     for one in ids:

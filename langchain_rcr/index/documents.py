@@ -1,4 +1,4 @@
-"""A pool's documents in a LangChain `VectorStore`: how they are written, found and deleted, by what all stores have."""
+"""A pool's documents in a LangChain `VectorStore`: writes, finds and deletes them with what all stores have."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ from langchain_rcr.index.filters import AllOf, Compare, Filter
 T = TypeVar("T")
 
 _EMBEDDINGS = ("embedding", "embeddings", "embedding_function", "embedding_service")
-"""What LangChain's integrations call the parameter that takes the embeddings."""
+"""Names of the parameter that takes the embeddings in LangChain's integrations."""
 _NAMESPACE = uuid.UUID("6f0e3bb0-5d0c-4f6e-8d0e-7a3f6a1d7c52")
-"""Of documents' ids: some stores take nothing but UUIDs."""
+"""Of documents' ids: some stores only take UUIDs."""
 _HEADERS = ("", None)
-"""The ids, in turn, of the document that says what the others are; no example has them, as an id is never empty."""
+"""The alternating ids of the header document; no example has them, as an id is never empty."""
 _AT_ONCE = 256
-"""Documents written or looked up by one call of the store."""
+"""Documents written or looked up per call of the store."""
 
 
 class PoolEmbeddings(Embeddings):
-    """The embeddings that a store of a pool is made with: they hand it the vectors of the examples that it is given."""
+    """The embeddings that a pool's store is created with: they supply the vectors of the examples being added."""
 
     def __init__(self) -> None:
         self.size = 0
-        """How long the stored vectors are: D + 1."""
+        """Length of the stored vectors: D + 1."""
         self.vectors: dict[str, list[float]] = {}
-        """Of the texts that are being added."""
+        """The vectors of the texts being added."""
         self.asked = False
-        """Whether the store has asked for any of these."""
+        """Whether the store has asked for any of them."""
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """The vectors of documents on their way into the store; a unit vector for any other text, such as a probe."""
@@ -55,7 +55,7 @@ class PoolEmbeddings(Embeddings):
         return [self.vectors.get(text) or self.embed_query(text) for text in texts]
 
     def embed_query(self, text: str) -> list[float]:
-        """A unit vector: pools are asked by vectors, never by texts."""
+        """A unit vector: pools are searched by vectors, never by texts."""
         return [0.0] * (self.size - 1) + [1.0]
 
 
@@ -66,11 +66,11 @@ class Header:
     Args:
         fingerprint: of the encoder.
         dim: D.
-        count: examples.
+        count: number of examples.
         next: the next key.
         longest: no E_c was ever longer.
         bound: no E_c may be longer; 0 before the first.
-        turn: the larger, the newer, where a writer was stopped between writing one and removing the last.
+        turn: the largest is the newest; several exist if a writer was stopped before removing the old one.
     """
 
     fingerprint: str
@@ -99,14 +99,14 @@ class Found(NamedTuple):
 
 
 class StoredDocuments:
-    """The documents of one pool: an example each, as JSON with its vectors in the metadata, and the header.
+    """The documents of one pool: one per example, as JSON with its vectors in the metadata, and the header.
 
-    The arguments are those of `VectorStoreIndex`; with `filters` fields are metadata, too, whatever the store's class.
+    The arguments are those of `VectorStoreIndex`; with `filters`, fields are also metadata, whatever the store's class.
 
     Raises:
         InputError: a function without a parameter for the embeddings.
 
-    Every method raises EngineError, with the store's name, where the store fails or lacks a method.
+    Every method raises EngineError, with the store's name, if the store fails or lacks a method.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class StoredDocuments:
     def _unlock(self) -> None:
         self._asking: Any = nullcontext() if self._parallel else threading.RLock()
         self.changing = threading.RLock()
-        """Held by whoever changes the pool."""
+        """Held while changing the pool."""
 
     def __getstate__(self) -> dict[str, Any]:
         made = () if self._store is None else ("_make",)
@@ -141,13 +141,13 @@ class StoredDocuments:
 
     @property
     def store(self) -> VectorStore:
-        """The store, once it is there."""
+        """The store, once created."""
         if self._store is None:
             raise RuntimeError("bind(fingerprint, dim) comes before anything else")
         return self._store
 
     def open(self, dim: int) -> None:
-        """Make the store for vectors of D numbers, unless it is there."""
+        """Create the store for vectors of D numbers, unless it exists."""
         if self._store is None:
             self.embeddings.size = dim + 1
             self._store = self.ask(self._make)
@@ -163,7 +163,7 @@ class StoredDocuments:
         except NotImplementedError as error:
             msg = f"{self.name} has no {getattr(method, '__name__', 'such method')}, which this engine needs ({error})"
             raise EngineError(msg) from error
-        except Exception as error:  # each store has its own
+        except Exception as error:  # each store has its own exceptions
             raise EngineError(f"{self.name}: {' '.join(str(error).split())[:500] or type(error).__name__}") from error
 
     # ------------------------------------------------------------------ the header
@@ -179,9 +179,9 @@ class StoredDocuments:
         return sorted(headers, key=lambda header: header.turn, reverse=True)
 
     def write_header(self, header: Header) -> None:
-        """In another place than the last one, which goes afterwards: there is always one, whoever reads or is killed.
+        """Write the new header before deleting the old, so that one always exists.
 
-        Not all stores overwrite by id.
+        They have different ids, as not all stores overwrite by id.
         """
         old = [dataclasses.asdict(one) for one in self._headers()]
         if old[1:]:
@@ -196,24 +196,24 @@ class StoredDocuments:
     # ------------------------------------------------------------------ the examples
 
     def nearest(self, state: FloatArray, width: int, filter: Any = None) -> list[Found]:
-        """The examples that the store puts first for a state (D,), at most `width`."""
+        """The examples that the store ranks first for a state (D,), at most `width`."""
         length = float(np.linalg.norm(state.astype(np.float64)))
         query = [*(state / length).tolist(), 0.0] if length else [0.0] * len(state) + [1.0]
         options = {} if filter is None else {"filter": filter}
-        # More, as headers may be among them.
+        # Ask for more, as headers may be among them.
         documents = self.ask(self.store.similarity_search_by_vector, query, k=width + len(_HEADERS), **options)
         return [Found.of(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
 
     def beside_header(self, most: int) -> list[Document]:
-        """The `most` documents that are nearest to where headers are, and nothing else."""
+        """The `most` documents nearest to the place of headers, where no example is."""
         place = [0.0] * (self.embeddings.size - 1) + [-1.0]
         return self.ask(self.store.similarity_search_by_vector, place, k=most)
 
     def by_names(self, names: list[str], count: int) -> list[Document]:
-        """Those with some of the documents' ids; a store that can't look ids up is searched for all `count` examples.
+        """The documents with these ids; if the store can't look ids up, it is searched for all `count` examples.
 
         Raises:
-            InputError: these are more than `scan_limit`.
+            InputError: then these exceed `scan_limit`.
         """
         store = self.store
         if type(store).get_by_ids is not VectorStore.get_by_ids:
@@ -235,7 +235,7 @@ class StoredDocuments:
         """Add documents with their vectors (n, D + 1).
 
         Raises:
-            InputError: the store has embeddings of its own, which would place the documents anywhere.
+            InputError: the store uses embeddings of its own, which would place the documents anywhere.
         """
         for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
             some = list(documents[start : start + _AT_ONCE])
@@ -254,18 +254,18 @@ class StoredDocuments:
                 )
 
     def remove(self, ids: Sequence[str | None]) -> None:
-        """Delete the documents of some examples' ids, or a header's."""
+        """Delete the documents of some examples, or of a header."""
         self.ask(self.store.delete, [self.name_of(one) for one in ids])
 
     def name_of(self, example_id: str | None) -> str:
-        """The id of the document of an example, or of a header."""
+        """The document id of an example or a header."""
         return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
 
     def document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
         """An example as a document.
 
         Raises:
-            PoolError: a field is no JSON.
+            PoolError: a field isn't JSON.
         """
         try:
             text = json.dumps({"id": row.id, "example": row.example, "program": row.program})
@@ -280,7 +280,7 @@ class StoredDocuments:
 
 def _parameter(make: Callable[..., VectorStore]) -> str:
     """The parameter of a class or function that takes the embeddings."""
-    names = inspect.signature(make).parameters if callable(make) else {}  # a store that is there already
+    names = inspect.signature(make).parameters if callable(make) else {}  # a store that exists already
     found = next((name for name in _EMBEDDINGS if name in names), None)
     if found is None:
         msg = f"{make!r} has no parameter for embeddings (looked for {', '.join(_EMBEDDINGS)}): wrap it in a function"
@@ -289,13 +289,13 @@ def _parameter(make: Callable[..., VectorStore]) -> str:
 
 
 def loaded(document: Document) -> dict[str, Any]:
-    """What a document's text holds."""
+    """The content of a document's text."""
     found: dict[str, Any] = json.loads(document.page_content)
     return found
 
 
 def _id(content: dict[str, Any]) -> str | None:
-    """An example's, or a header's."""
+    """The id of an example or a header."""
     found: str | None = content["id"] if "id" in content else _HEADERS[content.get("turn", 0) % len(_HEADERS)]
     return found
 
@@ -303,7 +303,7 @@ def _id(content: dict[str, Any]) -> str | None:
 # ------------------------------------------------------------------ a store's own filters
 
 Required: TypeAlias = dict[str, list[str]]
-"""Fields, and the strings of which each must be one."""
+"""Field → the strings, one of which it must be."""
 
 
 def _operators(_: Any, required: Required) -> dict[str, Any]:
@@ -332,17 +332,17 @@ DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
     "PGVector": _operators,
     "QdrantVectorStore": _conditions,
 }
-"""Class of a store → what makes its own filter."""
+"""Class of a store → function that makes its own filter."""
 
 
 def store_filter(store: Any, where: Filter) -> Any:
-    """The store's own filter of what it can be told; None where it can't be told anything."""
+    """The part of a filter that the store itself can apply; None if there is none."""
     make, required = DIALECTS.get(type(store).__name__), _required(where)
     return None if make is None or not required else make(store, required)
 
 
 def _required(where: Filter) -> Required:
-    """What a filter requires of strings. Stores disagree on numbers, on null and on what is missing: not of those."""
+    """What a filter requires of strings. Numbers, null and missing fields are left out, as stores disagree on them."""
     if isinstance(where, AllOf):
         return {field: values for part in where.parts for field, values in _required(part).items()}
     if isinstance(where, Compare) and where.op in ("eq", "in") and where.key.isidentifier():

@@ -19,34 +19,34 @@ from langchain_rcr.index.memory import ColumnTable, MatrixTable
 from langchain_rcr.index.ranking import Near, Ranked, best_fetched, log_sums, slack
 
 try:
-    faiss: Any = import_module("faiss")  # whose types are few and wrong
+    faiss: Any = import_module("faiss")  # its type hints are few and wrong
 except ImportError:
     raise MissingExtraError("faiss", "faiss") from None
 
 Kind = Literal["flat", "hnsw", "ivf"]
 
 _AT_ONCE = 2048
-"""Rows added before searches get a turn."""
+"""Rows added at a time, before searches get a turn."""
 
 _PER_LIST = 39
-"""Vectors that FAISS wants for each inverted list to train on."""
+"""Vectors per inverted list that FAISS wants for training."""
 
 _DIRECTIONS, _CLOSER = 128, 64
-"""Inverted lists keep vectors along their principal directions, so many at most, in 4 bits for each two; the logits of
-at least so many of the nearest are then worked out exactly. Of D = 384 that is a fiftieth of float32's bytes."""
+"""Inverted lists keep at most this many principal components of each vector, in 4 bits per pair; the logits of at least
+the second number of nearest rows are then computed exactly. For D = 384 that is a fiftieth of float32's bytes."""
 
 _PROBED, _LEAST_PROBED = 10, 32
-"""One inverted list in so many is looked at, and at least so many: the picks' logits then add up to some 0.3 % less
-than the exact ones do (trials: 0.3 % at 100,000 drawn examples, 0.2 % of 6,800 real ones)."""
+"""A search looks at one inverted list in `_PROBED`, and at least `_LEAST_PROBED`. The picks' logits then sum to about
+0.3 % less than exact picks' (trials: 0.3 % at 100,000 drawn examples, 0.2 % of 6,800 real ones)."""
 
 _SAMPLED = 20_000
-"""Rows in which the principal directions are looked for."""
+"""Rows that the principal directions are computed from."""
 
 _SMALL = 4096
-"""Pools up to this size are searched in full, whatever the kind: a detour would take as long."""
+"""Pools up to this size are searched in full, whatever the kind: approximate search would take as long."""
 
 _RARE = 10
-"""Where fewer than one row in ten can be found, all of these are looked at, whatever the kind."""
+"""If fewer than one row in ten can be found, all of these are looked at, whatever the kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,17 +54,17 @@ class FaissOptions:
     """Which FAISS index, and its parameters.
 
     Args:
-        kind: `flat`: exact; without `fp16` it is the engine in memory, and FAISS has no part in it. `hnsw`: a graph;
-            approximate, fast, slow to add to. `ivf`: inverted lists; approximate, the logits exact. Both are exact up
-            to 4,096 rows, and `ivf` until there are enough to train on. Sparse vectors stay sparse with `ivf` and
-            `flat`: their lists are their columns (`ColumnTable`), and no parameter below has a part in them.
+        kind: `flat`: exact; without `fp16` it is the engine in memory, and FAISS isn't used. `hnsw`: a graph;
+            approximate, fast to search, slow to add to. `ivf`: inverted lists; approximate, but with exact logits. Both
+            are exact up to 4,096 rows, and `ivf` until there are enough to train on. With `ivf` and `flat`, sparse
+            vectors stay sparse: their columns serve as lists (`ColumnTable`), and the parameters below don't apply.
         fp16: keep E_c in half precision: half the memory, logits to about three digits.
-        m: neighbours of a vector in the graph (hnsw).
+        m: neighbours per vector in the graph (hnsw).
         ef_construction: candidates looked at when a vector is added (hnsw).
         ef_search: candidates looked at in a search (hnsw).
         nlist: inverted lists (ivf); None: 4 · √N of the N rows trained on.
         nprobe: lists looked at in a search (ivf); None: one in 10, at least 32.
-        train_from: rows that begin training (ivf), at least 39 · nlist.
+        train_from: the number of rows at which training starts (ivf), at least 39 · nlist.
     """
 
     kind: Kind = "flat"
@@ -88,11 +88,11 @@ class FaissOptions:
 
     @property
     def exact(self) -> bool:
-        """Whether searches and logits are those of a full search in float32."""
+        """Whether searches and logits equal those of a full search in float32."""
         return self.kind == "flat" and not self.fp16
 
     def probes(self, lists: int) -> int:
-        """How many of so many inverted lists to look at."""
+        """How many of `lists` inverted lists to look at."""
         return min(lists, self.nprobe or max(_LEAST_PROBED, lists // _PROBED))
 
     def lists(self, rows: int) -> int:
@@ -129,15 +129,15 @@ class FaissIndex(LocalIndex):
     def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> Table:
         if self.options.kind == "ivf" and isinstance(vectors.candidate, SparseRows):
             return ColumnTable(vectors, rows)
-        # FAISS's exact search is one product a question; a matrix product for all of them does less work.
+        # FAISS's exact search does one product per question; a matrix product for all of them is less work.
         return MatrixTable(vectors, rows) if self.options.exact else FaissTable(vectors, self.options, rows)
 
 
 class FaissTable(Table):
     """E_c in a FAISS index whose ids are row numbers, E_z in a matrix; see `Table`.
 
-    Tables that grew out of each other share one FAISS index, which rows are only ever appended to; each looks at its
-    own rows alone. What must not be found is left out by a selector inside FAISS; picks are left out by fetching more.
+    Tables extended from one another share one append-only FAISS index; each looks only at its own rows. Rows that must
+    not be found are excluded by a selector inside FAISS, picks by fetching more.
 
     Args:
         vectors: the pool's E_c and E_z; E_c is copied, E_z isn't.
@@ -169,7 +169,7 @@ class FaissTable(Table):
         return PoolVectors(found, taken(self._context.rows, keys))
 
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
-        """See `Table.found`; approximate where the kind of index is. Partitions sum over the `BEST` best."""
+        """See `Table.found`; approximate if the kind of index is. Partitions sum over the `BEST` best."""
         states = np.ascontiguousarray(states, dtype=np.float32)
         keys, logits = self._best(states, t, exclude)
         if tau is None:
@@ -191,9 +191,9 @@ class FaissTable(Table):
         return [(row[row >= 0], values[row >= 0]) for row, values in zip(keys, scores, strict=True)]
 
     def _ask(self, states: FloatArray, width: int, everything: bool) -> Near:
-        """One FAISS search among the rows that can be found; approximate unless `everything` is to be looked at.
+        """One FAISS search among the rows that can be found; approximate unless `everything`.
 
-        Keys and scores (B, width), best first; −1 and any score where there are fewer.
+        Keys and scores (B, width), best first; −1 and an arbitrary score where there are fewer.
         """
         with self._shared.entered() as index:
             selector = None
@@ -217,9 +217,9 @@ class FaissTable(Table):
 
 
 class _Shared:
-    """A FAISS index that many may enter to search, or one, alone, to change it: it can't be searched while it grows.
+    """A FAISS index with a readers-writer lock: many may search it, or one may change it, as it can't be searched then.
 
-    First come, first served: who comes while another waits to change it waits, too, until that one is done.
+    First come, first served: those who arrive while a writer waits also wait until it is done.
     """
 
     def __init__(self, index: Any) -> None:
@@ -239,7 +239,7 @@ class _Shared:
 
     @property
     def trained(self) -> bool:
-        """Whether it is one of inverted lists."""
+        """Whether it has inverted lists."""
         return isinstance(self._index, faiss.IndexRefine)
 
     def append(self, vectors: FloatArray) -> None:
@@ -269,7 +269,7 @@ class _Shared:
 
 
 def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
-    """An empty FAISS index for vectors of this length, trained on these."""
+    """An empty FAISS index for vectors like these, trained on them."""
     dim, product, half = vectors.shape[1], faiss.METRIC_INNER_PRODUCT, faiss.ScalarQuantizer.QT_fp16
     lists = options.lists(len(vectors))
     if options.kind == "hnsw":
@@ -288,23 +288,23 @@ def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
 
 
 def _inverted(vectors: FloatArray, lists: int) -> Any:
-    """Inverted lists, to be trained, of these vectors' (N, D) first principal directions, in 4 bits for each two."""
+    """Untrained inverted lists over the first principal components of vectors (N, D), in 4 bits per pair."""
     some, length = vectors[:: -(-len(vectors) // _SAMPLED)], vectors.shape[1]
     halves = max(1, min(length, _DIRECTIONS) // 2)
     turn = faiss.LinearTransform(length, min(length, 2 * halves), False)
-    # The largest last; not FAISS's PCA, which moves the centre, so that inner products are other ones.
+    # The largest come last. Not FAISS's PCA, which shifts the centre and so changes inner products.
     directions = np.linalg.eigh(some.T @ some)[1][:, -turn.d_out :]
     faiss.copy_array_to_vector(np.ascontiguousarray(directions.T, dtype=np.float32).ravel(), turn.A)
     turn.is_trained = True
     index = faiss.IndexIVFPQFastScan(
         faiss.IndexFlatIP(turn.d_out), turn.d_out, lists, halves, 4, faiss.METRIC_INNER_PRODUCT
     )
-    index.cp.max_points_per_centroid = _PER_LIST  # a million rows train in 20 seconds and not in two minutes
+    index.cp.max_points_per_centroid = _PER_LIST  # a million rows train in 20 seconds instead of two minutes
     return faiss.IndexPreTransform(turn, index)
 
 
 def _in_full(index: Any) -> Any:
-    """What searches all rows of an index exactly, as far as they are kept so."""
+    """The part of an index that searches all rows, exactly as far as they are stored exactly."""
     if isinstance(index, faiss.IndexHNSW):
         return faiss.downcast_index(index.storage)
     return faiss.downcast_index(index.refine_index) if isinstance(index, faiss.IndexRefine) else index

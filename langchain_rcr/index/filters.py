@@ -1,4 +1,4 @@
-"""Metadata filters: which examples of a pool may be picked at all. One meaning on every engine."""
+"""Metadata filters: which examples of a pool may be picked at all. They mean the same on every engine."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Operator = Literal["eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "contains"
 _OPERATORS: tuple[Operator, ...] = get_args(Operator)
 _KNOWN = ", ".join(f"${op}" for op in _OPERATORS)
 _DEEPEST = 50
-"""Filters within filters."""
+"""The deepest nesting of filters."""
 LONGEST_NUMBER = 14_000
-"""Bits; Python reads and writes some more as text."""
+"""In bits; Python's limit for numbers as text is slightly higher."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +25,10 @@ class Compare:
     Args:
         key: the field of the example.
         op: `eq` and `ne` compare as JSON does (1 and 1.0 are equal, 1 and true are not); `ne` is the opposite of `eq`,
-            true where the field is missing. `lt` … `gte` hold between two numbers or two strings (by code point),
-            never otherwise. `in` and `nin`: `eq` with one of the values, and the opposite. `contains`: the field is a
-            list, and `eq` holds for one of its values. `exists`: whether the field is there, null included.
-        value: what to compare with: null, a string, number, bool; a tuple of them for `in` and `nin`; a bool for
+            true where the field is missing. `lt` … `gte` hold only between two numbers or two strings (by code point).
+            `in` and `nin`: `eq` with one of the values, and the opposite. `contains`: the field is a list, and `eq`
+            holds for one of its values. `exists`: whether the field is there, null included.
+        value: what to compare with: null, a string, number or bool; a tuple of them for `in` and `nin`; a bool for
             `exists`.
     """
 
@@ -79,7 +79,7 @@ def parse_filter(spec: Mapping[str, Any], *, _depth: int = 0) -> Filter:
 
 
 def joined(*specs: Mapping[str, Any] | None) -> Filter | None:
-    """The filter that lets through what each of several does; None: all of them let everything through.
+    """The conjunction of several filters; None: nothing is filtered.
 
     Raises:
         InputError: one is not a filter.
@@ -88,13 +88,13 @@ def joined(*specs: Mapping[str, Any] | None) -> Filter | None:
 
 
 def all_of(*conditions: Filter | None) -> Filter | None:
-    """All of the conditions; None, as any of them can be, for no condition at all."""
+    """The conjunction of the conditions; None stands for no condition, in arguments and result."""
     parts = [part for part in conditions if part is not None and part != AllOf(())]
     return AllOf(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
 
 def pins(condition: Filter | None, key: str) -> bool:
-    """Whether what passes has one value of a field: one that the filter itself names, and not null."""
+    """Whether a filter fixes a field to a single value that it names and that isn't null."""
     if isinstance(condition, AllOf):
         return any(pins(part, key) for part in condition.parts)
     if not isinstance(condition, Compare) or condition.value is None:
@@ -103,7 +103,7 @@ def pins(condition: Filter | None, key: str) -> bool:
 
 
 def matches(condition: Filter, example: Mapping[str, Any]) -> bool:
-    """Whether an example passes: the plain meaning that every engine's own query must agree with."""
+    """Whether an example passes: the reference that every engine's own query must agree with."""
     if isinstance(condition, AllOf):
         return all(matches(part, example) for part in condition.parts)
     if isinstance(condition, AnyOf):
@@ -130,7 +130,7 @@ def holds(op: Operator, field: Any, value: Any) -> bool:
 
 
 def fields_of(condition: Filter) -> set[str]:
-    """The fields that a filter asks about, those of `exists` left out."""
+    """The fields that a filter asks about, except with `exists`."""
     if isinstance(condition, AllOf | AnyOf):
         return {key for part in condition.parts for key in fields_of(part)}
     if isinstance(condition, Not):
@@ -179,7 +179,7 @@ def _condition(key: str, op: object, operand: Any) -> Filter:
 
 
 def scalar(key: str, value: Any) -> Any:
-    """A value that a field can be compared with, plain: of a subclass, such as an enum's, what it is made of.
+    """A value that a field can be compared with, as its plain base type if it is of a subclass such as an enum.
 
     Raises:
         InputError: a list, a mapping or the like, or a number that isn't finite.
@@ -187,7 +187,7 @@ def scalar(key: str, value: Any) -> Any:
     kinds: tuple[Any, ...] = (str, int, float)
     for kind in kinds:
         if isinstance(value, kind) and not isinstance(value, bool):
-            # By the base class's own method: a subclass may print, hash and compare as it likes.
+            # The base class's own method, as a subclass may print, hash and compare as it likes.
             value = kind.__getnewargs__(value)[0]
     finite = not isinstance(value, float) or math.isfinite(value)
     if (value is not None and not isinstance(value, str | int | float)) or not finite:
@@ -200,7 +200,7 @@ def scalar(key: str, value: Any) -> Any:
 
 
 def shown(value: object) -> str:
-    """A value as an error shows it: an id may be a megabyte long."""
+    """A value as shown in errors, shortened: an id may be a megabyte long."""
     try:
         return f"{value!r:.80}"
     except (ValueError, RecursionError):  # an integer of thousands of digits, or lists a thousand deep

@@ -1,4 +1,4 @@
-"""What the engines in this process share: a table of rows and vectors, NumPy's or FAISS's, that is the pool."""
+"""What the engines in this process share: the pool as a table of rows and vectors, in NumPy or FAISS."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from langchain_rcr.index.ranking import Ranked
 T = TypeVar("T")
 
 _FILTERS_KEPT = 64
-"""Filters for which an index remembers what passes."""
+"""The most filters for which an index remembers what passes."""
 
 
 @cache
 def _turns(process: int) -> threading.BoundedSemaphore:
-    """As many at once as there are cores: more threads would hand Python's lock and the caches to and fro.
+    """Lets as many run at once as there are cores: more threads would fight over Python's lock and the caches.
 
-    A forked process has its own, since the threads that hold one are not in it.
+    A forked process has its own, since the threads that hold turns don't exist in it.
     """
     return threading.BoundedSemaphore(os.cpu_count() or 1)
 
 
 class _Rows(list[Row]):
-    """Rows that only grow, and which of them pass the filters that were asked last. Safe from many threads."""
+    """An append-only list of rows, which caches which of them pass recent filters. Thread-safe."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
@@ -46,9 +46,9 @@ class _Rows(list[Row]):
         return _Rows, ([*self],)
 
     def passing(self, where: Filter, count: int) -> BoolArray:
-        """Which of the first `count` rows pass, (count,): each row is looked at once, when it is new."""
+        """Which of the first `count` rows pass, (count,); each row is examined once."""
         with self._lock:
-            # By its text: as a key, 1 is the same as True.
+            # Keyed by its text, since 1 and True are the same key.
             passing = self._passing.pop(repr(where), np.empty(0, dtype=bool))
             new = [matches(where, row.example) for row in self[len(passing) : count]]
             self._passing[repr(where)] = passing = np.append(passing, new) if new else passing
@@ -58,13 +58,13 @@ class _Rows(list[Row]):
 
 
 class Table(ABC):
-    """The pool at one moment, which can be searched: `opened`, a `Reader`. Safe from threads; never changes.
+    """The pool at one moment, which can be searched; once `opened`, a `Reader`. Immutable and thread-safe.
 
     Keys are row numbers, 0 … N−1.
 
     Args:
         vectors: the pool's E_c and E_z; not copied.
-        rows: the examples; this list may go on behind them.
+        rows: the examples; this list may have more after them.
     """
 
     def __init__(self, vectors: PoolVectors, rows: Iterable[Row] = ()) -> None:
@@ -84,7 +84,7 @@ class Table(ABC):
         return np.ones(len(self), dtype=bool) if self._allowed is None else self._allowed
 
     def extended(self, vectors: PoolVectors) -> Self:
-        """This table with more vectors, which can all be found. Called by one thread at a time."""
+        """This table with more vectors, all of which can be found. Called by one thread at a time."""
         table, more = copy.copy(self), len(vectors.candidate)
         table._context = self._context.extended(vectors.context)
         table._longest = float(np.maximum(self._longest, longest(vectors.candidate)))
@@ -94,7 +94,7 @@ class Table(ABC):
         return table
 
     def allowing(self, allowed: BoolArray) -> Self:
-        """This table where nothing but the rows with `allowed` (N,) can be found."""
+        """This table where only the rows in `allowed` (N,) can be found."""
         table = copy.copy(self)
         table._allowed, table.size = allowed, int(np.count_nonzero(allowed))
         return table
@@ -122,7 +122,7 @@ class Table(ABC):
 
     @abstractmethod
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
-        """What `search` finds.
+        """The hits of `search`.
 
         Raises:
             InputError: a state or a candidate is not finite.
@@ -130,10 +130,10 @@ class Table(ABC):
 
 
 class LocalIndex(InThisThread, ABC):
-    """An engine in this process: a `CandidateIndex`. Every change puts one new table in the place of the old.
+    """An engine in this process: a `CandidateIndex`. Every change replaces the table with a new one.
 
-    Deleted rows stay in the table, where nothing finds them, until they are more than half of it; then it is rebuilt
-    without them, and keys change. A reader keeps the table that it began with.
+    Deleted rows stay in the table, hidden, until they are more than half of it; then it is rebuilt without them, and
+    keys change. A reader keeps the table that it started with.
 
     Pickled and copied with its rows.
     """
@@ -145,7 +145,7 @@ class LocalIndex(InThisThread, ABC):
         self._empty()
 
     def emptied(self) -> Self:
-        """Another index of this kind with nothing in it."""
+        """Another, empty index of this kind."""
         other = copy.copy(self)
         other._fingerprint, other._dim = None, 0
         other._empty()
@@ -153,7 +153,7 @@ class LocalIndex(InThisThread, ABC):
 
     @abstractmethod
     def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> Table:
-        """A table of its own over vectors, which it may take over; they may be none."""
+        """A new table over vectors, which it may take over; there may be none."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_keys")}
@@ -167,7 +167,7 @@ class LocalIndex(InThisThread, ABC):
         return f"{type(self).__name__}({self.count()} examples)"
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine in the caller's thread, when it has a turn."""
+        """Run a coroutine in the caller's thread, when it gets a turn."""
         with _turns(os.getpid()):
             return super().run(work)
 
@@ -207,7 +207,7 @@ class LocalIndex(InThisThread, ABC):
 
         Raises:
             PoolError: an id is taken and isn't replaced, or comes twice.
-            InputError: vectors of another number or length, or with numbers that are not finite.
+            InputError: vectors have another number or length, or numbers that are not finite.
         """
         ids = [row.id for row in rows]
         with self._lock:
@@ -219,7 +219,7 @@ class LocalIndex(InThisThread, ABC):
             now, start = self._now, len(self._now)
             self._dim = vectors.candidate.shape[1]
             table = now.extended(vectors) if start else self._table(vectors, now.rows)
-            del now.rows[start:]  # left by a change that failed half-way
+            del now.rows[start:]  # left by a change that failed halfway
             now.rows.extend(rows)
             self._publish(table, gone)
             self._keys.update(zip(ids, range(start, start + len(rows)), strict=True))
@@ -235,7 +235,7 @@ class LocalIndex(InThisThread, ABC):
             return len(there)
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Which of these ids are there."""
+        """Which of these ids exist."""
         with self._lock:
             return self._keys.keys() & set(ids)
 
@@ -246,10 +246,10 @@ class LocalIndex(InThisThread, ABC):
             return [self._now.rows[self._keys[one]] for one in keys]
 
     def close(self) -> None:
-        """Nothing to let go of; for callers that close any engine."""
+        """Does nothing; for callers that close any engine."""
 
     def content(self) -> tuple[list[Row], PoolVectors]:
-        """All examples, by order of adding, and their vectors (N, D): what saving the pool needs. Not to be changed."""
+        """All examples in the order of adding, and their vectors (N, D), for saving the pool. Not to be changed."""
         now = self._now
         keys = np.flatnonzero(now.allowed)
         return [now.rows[key] for key in keys.tolist()], now.pool_vectors(keys)
@@ -263,7 +263,7 @@ class LocalIndex(InThisThread, ABC):
         self._now = table
 
     def _publish(self, table: Table, gone: set[str]) -> None:
-        """The one moment at which a change is there: another table, and the rows of some ids are gone."""
+        """Make a change visible at one moment: another table, without the rows of some ids."""
         if gone:
             allowed = table.allowed.copy()
             allowed[[self._keys[one] for one in gone]] = False

@@ -1,4 +1,4 @@
-"""The pool as matrices in memory, dense or sparse: exact search by one product a step, or by a few columns."""
+"""The pool as matrices in memory, dense or sparse: search by one product per step, or by a few columns."""
 
 from __future__ import annotations
 
@@ -27,27 +27,29 @@ from langchain_rcr.index.ranking import (
 )
 
 _LOOKED_AT = (64, 1024)
-"""Rows of a large dense pool that are looked at more closely; where they don't settle which is the best, all are."""
+"""How many rows of a large dense pool are examined closely, in two attempts; if they don't settle which is best, all
+rows are."""
 _AT_ONCE = 4096
-"""Rows rounded at once."""
+"""Rows rounded at a time."""
 _MOST = 127
 """The largest whole number in 8 bits."""
 _FEW = 3
-"""States that are faster screened one by one (`Coarse`) than multiplied together."""
+"""Up to this many states, screening one by one (`Coarse`) is faster than multiplying them together."""
 _READ = 0.3
-"""Numbers that a step reads for each row of the pool, of some 40 that a row has."""
+"""Numbers that a step reads per row of the pool, out of about 40 in a row."""
 _SAMPLED = 64
-"""Which rows are the best `BEST`, about, is told from one row in so many. Of these the logits are worked out, and the
-picks' add up to some 0.4 % less than the exact ones do (trials: a million drawn examples, 60,000 of COVR's)."""
+"""Roughly which rows are the best `BEST` is estimated from a sample of one row in this many. Their logits are then
+computed; the picks' logits sum to about 0.4 % less than exact picks' (trials: a million drawn examples, 60,000 of
+COVR's)."""
 _RARE = 10
-"""Where fewer than one row in ten can be found, all of these are looked at."""
+"""If fewer than one row in ten can be found, all of these are looked at."""
 
 
 class MatrixTable(Table):
-    """Exact search of (N, D) matrices; see `Table`. The scores of a step serve its search and its partition."""
+    """Exact search of (N, D) matrices; see `Table`. A step's scores serve both its search and its partition."""
 
     _screens = False
-    """In a large dense table that is `opened`: whether rounded rows may show which few can be the best."""
+    """In a large dense table that is `opened`: whether to screen candidates with rounded rows."""
     _steps: _Steps | None = None
     """In a large sparse table that is `opened`: the scores of the last step."""
 
@@ -74,7 +76,7 @@ class MatrixTable(Table):
         """See `Table.found`."""
         parts = [*blocks(len(states), len(self))] if len(states) > 1 else []
         if len(parts) > 1:
-            self._steps = None  # which remembers one block
+            self._steps = None  # it only remembers one block
             found = [MatrixTable.found(self, states[some], t, exclude[some], tau) for some in parts]
             every, theirs, totals = zip(*found, strict=True)
             return np.concatenate(every), np.concatenate(theirs), None if tau is None else np.concatenate(totals)
@@ -95,7 +97,7 @@ class MatrixTable(Table):
         return keys, logits, None if tau is None else log_sums(scores, tau)
 
     def _screened(self, states: FloatArray, t: int, exclude: IntArray, margin: FloatArray) -> Near | None:
-        """Keys and logits (B, t), where a scan in 8 bits shows which few rows can be the best."""
+        """Keys and logits (B, t), if an 8-bit scan shows which few rows can be the best."""
         rows = self._candidate.rows
         if isinstance(rows, SparseRows) or not self._coarse.ready(rows):
             self._screens = False
@@ -116,15 +118,15 @@ class MatrixTable(Table):
         return keys, logits
 
     def pool_vectors(self, keys: IntArray) -> PoolVectors:
-        """See `Table.pool_vectors`; not copied if they are all."""
+        """See `Table.pool_vectors`; not copied if all are asked for."""
         every = PoolVectors(self._candidate.rows, self._context.rows)
         return every if np.array_equal(keys, np.arange(len(self))) else every.take(keys)
 
 
 class ColumnTable(MatrixTable):
-    """Approximate search of (N, D) sparse matrices that are large; exact search of others. See `Table`.
+    """Approximate search of large sparse matrices (N, D), exact search of others. See `Table`.
 
-    The few columns in which a state is largest make up most of the best rows' logits, and reading these columns alone
+    The few columns in which a state is largest make up most of the best rows' logits, and reading only these columns
     takes a fraction of the time. The rows that are best by them are then looked at in full (after Turtle and Flood,
     "Query evaluation: strategies and optimizations", 1995, without the proof that no other row is better). Partitions
     sum over these rows.
@@ -149,7 +151,7 @@ class ColumnTable(MatrixTable):
             near = self._near(rows, state, max(BEST, 4 * t))
             near = near[~np.isin(near, exclude[at])]
             values = product(state[None], rows.select(near))[0]
-            if np.count_nonzero(values > 0) < t:  # what is needed is rare, or too frequent to be read
+            if np.count_nonzero(values > 0) < t:  # what is needed is too rare, or too frequent to be read
                 short.append(at)
                 continue
             keys[at], logits[at] = in_order(near, values, float(margin[at]), t)
@@ -161,7 +163,7 @@ class ColumnTable(MatrixTable):
         return keys, logits, None if tau is None else totals
 
     def _near(self, rows: SparseRows, state: FloatArray, count: int) -> IntArray:
-        """Keys of some `count` rows that are the best by the state's largest columns."""
+        """Keys of roughly the `count` best rows by the state's largest columns."""
         scores = rows.partly(state, int(_READ * len(rows)))
         if self._allowed is not None:
             scores *= self._allowed
@@ -171,14 +173,13 @@ class ColumnTable(MatrixTable):
 
 
 class Coarse:
-    """A large matrix in 8 bits, read in a quarter of the time: which few of its rows can be the best for a state.
+    """A large matrix in 8 bits: tells which few rows can be the best for a state in a quarter of the time.
 
     With c = ĉ + e and s = ŝ + f, where ĉ and ŝ are rounded, c · s is at most |e| |s| + |ĉ| |f| away from ĉ · ŝ.
 
-    Rows are rounded when they are asked for more than `TRIALS` times. Safe from threads.
-
-    Rounding takes as long as some ten questions save; a pool that changes with each call would do it for each. FAISS,
-    which is in an extra, keeps and scans the rounded rows: without it there are none.
+    Rows are rounded once they are asked for more than `TRIALS` times: rounding costs as much as about ten questions
+    save, and a pool that changes with each call would pay it each time. FAISS, from an extra, keeps and scans the
+    rounded rows; without it there are none. Thread-safe.
     """
 
     def __init__(self) -> None:
@@ -188,7 +189,7 @@ class Coarse:
         return type(self), ()
 
     def ready(self, rows: FloatArray) -> bool:
-        """Whether the nearest rows can be asked for; rounds (N, D) finite rows, the same in each call."""
+        """Whether `nearest` can be called; may round the finite rows (N, D), which must be the same in each call."""
         if not self._held and self._lock.acquire(blocking=False):
             try:
                 self._asked += 1
@@ -217,7 +218,7 @@ class Coarse:
         self._error, self._longest = np.sqrt(squares), np.sqrt(lengths)
 
     def nearest(self, state: FloatArray, count: int) -> tuple[IntArray, float]:
-        """Keys (M,) of the `count` rows that seem best for a state (D,), and what no other row's logit is above."""
+        """Keys (M,) of the `count` rows that seem best for a state (D,), and a bound on the other rows' logits."""
         unit = _unit(state)
         codes = np.rint(state / unit)
         off = self._error * np.linalg.norm(state) + self._longest * np.linalg.norm(state - codes * unit)
@@ -227,25 +228,25 @@ class Coarse:
 
 
 def _unit(numbers: FloatArray) -> np.float32:
-    """What one unit of the whole numbers stands for."""
+    """The value of one unit of the rounded numbers."""
     return np.float32(np.abs(numbers).max(initial=0) / _MOST or 1)
 
 
 class _Steps:
     """The logits of a large sparse pool, from step to step of one selection.
 
-    A step changes a state in the columns that the pick has. Few rows have them, and the logits of these alone are
-    brought up to date. That lets rounding errors add up, so those of the best rows are then worked out anew.
+    A step changes a state in the pick's columns. Few rows have these, and only their logits are updated. As this lets
+    rounding errors add up, the best rows' logits are then recomputed.
     """
 
     def __init__(self, rows: SparseRows) -> None:
         self._rows = rows
         self._states, self._kept = np.empty((0, rows.dim), dtype=np.float32), np.empty((0, 0), dtype=np.float32)
         self._taken = 0
-        """Steps since all logits were worked out."""
+        """Steps since all logits were computed."""
 
     def scores(self, states: FloatArray) -> FloatArray:
-        """All logits (B, N), nearly; a copy."""
+        """All logits (B, N), up to rounding errors; a copy."""
         if self._states.shape == states.shape:
             for line, change in zip(self._kept, states - self._states, strict=True):
                 self._rows.follow(line, change)
@@ -265,7 +266,7 @@ class _Steps:
 
 
 class MemoryIndex(LocalIndex):
-    """The pool in this process, searched exactly by matrix products; the engine where none is named."""
+    """The pool in this process, searched exactly by matrix products; the default engine."""
 
     def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> MatrixTable:
         return MatrixTable(vectors, rows)

@@ -1,4 +1,4 @@
-"""Scores to ranks, as arrays alone: the best candidates under the rule for ties, log partitions, blocks of scores."""
+"""From scores to ranks, purely on arrays: the best candidates with ties resolved, log partitions, blocks of scores."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ _BLOCK = 1 << 26
 """Scores held at once (256 MiB of float32): queries are searched in blocks of this many scores."""
 
 Near: TypeAlias = tuple[IntArray, FloatArray]
-"""Keys and logits, of one state's candidates (W,) each, or as of `Hits` (B, t)."""
+"""Keys and logits: of one state's candidates, (W,) each, or as in `Hits`, (B, t)."""
 
 Ranked: TypeAlias = tuple[IntArray, FloatArray, NDArray[np.float64] | None]
-"""Keys and logits (B, t) as of `Hits`, and, where there is a τ, log partitions (B,)."""
+"""Keys and logits (B, t) as in `Hits`, and, if there is a τ, log partitions (B,)."""
 
 MORE = 8
-"""Candidates fetched beyond those that are needed: equal ones, and what the next step will want."""
+"""Candidates fetched beyond those needed: for ties, and for the next step."""
 
 
 def best(scores: FloatArray, slack: FloatArray, t: int) -> Near:
@@ -31,7 +31,7 @@ def best(scores: FloatArray, slack: FloatArray, t: int) -> Near:
 
     Args:
         scores: (B, N) float32, N ≥ 1; −inf for what may not be found.
-        slack: (B,) how far below a row's best a score still counts as the same; of these the lowest column wins.
+        slack: (B,) how far below a row's best a score still counts as a tie; the lowest column wins.
         t: how many.
 
     Returns:
@@ -52,7 +52,7 @@ def best(scores: FloatArray, slack: FloatArray, t: int) -> Near:
 
 
 def best_of(candidates: Iterable[Near], slack: FloatArray, t: int) -> Near:
-    """What `best` finds, from the columns that can be among the t best of each row, and their scores."""
+    """The result of `best`, from the columns that can be among the t best of each row, and their scores."""
     keys, logits = nothing(len(slack), t)
     for row, (near, values) in enumerate(candidates):
         found, value = in_order(near, values, float(slack[row]), t)
@@ -61,25 +61,25 @@ def best_of(candidates: Iterable[Near], slack: FloatArray, t: int) -> Near:
 
 
 def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[Near]:
-    """For each row the columns that can be among its t best, and their scores: the rest lies below by the slack."""
+    """For each row the columns that can be among its t best, and their scores: the rest is lower by over the slack."""
     if t == 1:
         floor = scores.max(axis=1) - slack
     else:
         at = max(0, scores.shape[1] - t)
         floor = np.partition(scores, at, axis=1)[:, at] - slack
-    floor = np.maximum(floor, np.finfo(np.float32).min)  # not what may not be found
+    floor = np.maximum(floor, np.finfo(np.float32).min)  # excludes what may not be found
     for values, least in zip(scores, floor, strict=True):
         near = np.flatnonzero(values >= least)
         yield near, values[near]
 
 
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> Near:
-    """The t best of one row's candidates, as `best` orders them; fewer where there are fewer.
+    """The t best of one row's candidates, as `best` orders them; fewer if there are fewer.
 
     Args:
         keys: (W,) in any order, each once.
-        scores: (W,) float32 of each, finite.
-        slack: how far below the best that is left a score still counts as the same.
+        scores: (W,) float32, finite.
+        slack: how far below the best that is left a score still counts as a tie.
         t: how many.
     """
     order = np.lexsort((keys, -scores))
@@ -89,7 +89,7 @@ def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> Near:
         return keys[:t], scores[:t]
     starts = np.append(True, apart)[: len(keys)]
     run = np.cumsum(starts)
-    if (scores[starts][run - 1] - scores <= slack).all():  # runs of equal ones
+    if (scores[starts][run - 1] - scores <= slack).all():  # runs of ties
         order = np.lexsort((keys, run))[:t]
         return keys[order], scores[order]
     order = np.argsort(keys)
@@ -114,21 +114,21 @@ async def best_fetched(
     rounding: float = 0.0,
     most: int = 1024,
 ) -> Near:
-    """What `best` finds, of a pool that is elsewhere: fetches more until nothing that isn't fetched can change it.
+    """The result of `best` on a remote pool: fetches more until nothing left out can change it.
 
     Args:
         fetch: states (M, D) and a width → for each state keys and logits of its `width` nearest candidates, in any
-            order; fewer where there are fewer.
+            order; fewer if there are fewer.
         states: (B, D).
         t: how many.
         exclude: (B, E) for each state keys to leave out.
         slack: (B,) as for `best`.
         size: how many candidates there are.
-        rounding: how far off the order may be in which `fetch` finds them, relative to |state|.
-        most: candidates fetched to settle which of many equal ones comes first; further ones are not looked at.
+        rounding: the error in the order of `fetch`, relative to |state|.
+        most: the most candidates fetched to settle which of many ties comes first.
 
     Returns:
-        Keys (B, t) and logits (B, t), as of `Hits`.
+        Keys (B, t) and logits (B, t), as in `Hits`.
     """
     keys, logits = nothing(len(states), t)
     barred = [np.unique(row) for row in exclude]
@@ -150,7 +150,7 @@ async def best_fetched(
 
 
 def slack(states: FloatArray, longest: float) -> FloatArray:
-    """How far apart equal logits of each state may lie, (B,) float32; `longest` is max |E_c|.
+    """How far apart tied logits of each state may lie, (B,) float32; `longest` is max |E_c|.
 
     Raises:
         InputError: a state or a candidate is not finite.
@@ -177,7 +177,7 @@ def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
 
 
 def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:
-    """Slices of `rows` rows, each with at most `most` scores (None: `_BLOCK`), or one row."""
+    """Slices of `rows` rows, each with at most `most` scores (None: `_BLOCK`), but at least one row."""
     height = max(1, (most or _BLOCK) // max(1, columns))
     return (slice(start, min(start + height, rows)) for start in range(0, rows, height))
 
@@ -205,7 +205,7 @@ def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n
 
 
 def places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArray]:
-    """Row and column of every excluded score in (B, columns); numbers that are no column are ignored."""
+    """Row and column of every excluded score in (B, columns); numbers that aren't columns are ignored."""
     counts = [len(row) for row in exclude]
     if not sum(counts):
         return (np.empty(0, dtype=np.int64),) * 2
@@ -215,5 +215,5 @@ def places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArra
 
 
 def nothing(rows: int, t: int) -> Near:
-    """Keys and logits (B, t) of `Hits` where nothing is found: −1 and −inf."""
+    """Keys and logits (B, t) for `Hits` if nothing is found: −1 and −inf."""
     return np.full((rows, t), -1, dtype=np.int64), np.full((rows, t), -np.inf, dtype=np.float32)

@@ -1,9 +1,9 @@
-"""The pool in any LangChain `VectorStore`, Qdrant or Chroma, say, by the methods that all of them have.
+"""The pool in any LangChain `VectorStore`, such as Qdrant or Chroma, using only methods that all of them have.
 
-Stores rank by cosine, by distance or by inner product, and this engine needs the last. So it stores E_c, divided by a
-bound on its length, with one more coordinate that makes all stored vectors 1 long, and queries with a 0 there: then
+Stores rank by cosine, by distance or by inner product, and this engine needs the last. So it stores E_c divided by a
+bound on its length, with an extra coordinate that gives all stored vectors length 1, and queries with a 0 there. Then
 the three rankings are the same (Bachrach et al. 2014, section 3; Neyshabur & Srebro 2015, section 4). The results are
-ranked again with E_c itself, which is kept beside E_z in the documents' metadata.
+reranked with E_c itself, which is kept beside E_z in the documents' metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import Near, best_fetched, log_sums, slack
 
 _OF_LENGTHS = ("dim", "shape")
-"""In what stores say of vectors of another length."""
+"""Words in stores' errors about vectors of another length."""
 
 _REBUILD = (
     "give the examples a new collection, or delete this one first; they are encoded anew. from_examples fits another "
@@ -33,39 +33,39 @@ _REBUILD = (
 )
 
 _ROUNDING = 4e-6
-"""How far off a store's own ranking may be, relative to the bound: float32, squared distances included."""
+"""How far off a store's own ranking may be, relative to the bound: float32 rounding, including squared distances."""
 
 
 class VectorStoreIndex(InThisThread):
     """A pool in a LangChain vector store: a `CandidateIndex`.
 
-    The store holds a document an example: the example as JSON, its vectors in the metadata; and one document about the
-    pool itself. It must be this pool's alone. Picks are exactly those of `MemoryIndex` where the store searches
-    exactly, and as good as its search where it doesn't.
+    The store holds one document per example, with the example as JSON and its vectors in the metadata, and one about
+    the pool itself. It must not be shared with anything else. Picks are exactly those of `MemoryIndex` if the store
+    searches exactly, and otherwise as good as its search.
 
-    What a `VectorStore` has no way to promise: a change is not seen all at once, a selection sees what is changed
-    during it, and only one process may write at a time. Use `PgVectorIndex` where that matters.
+    A `VectorStore` can't make changes atomic or isolate a selection from changes made during it, and only one process
+    may write at a time. Use `PgVectorIndex` where that matters.
 
     Args:
-        store: the class of the store or any function that makes one and has a parameter for the embeddings
+        store: the class of the store, or any function that creates one and has a parameter for the embeddings
             (`QdrantVectorStore.construct_instance`, `PGVectorStore.create_sync`, a lambda).
-        pool: a name that goes into the documents' ids: it tells pools in one table apart (`PGVector`'s collections).
-        longest: the length that no E_c will exceed. None: twice that of the longest of the examples added first.
-            Longer ones are refused. Far too large a bound costs precision in the store.
-        filter_translator: makes the store's own filter, as its searches take it (`filter=`), of a
+        pool: a name that goes into the documents' ids, to tell apart pools in one table (`PGVector`'s collections).
+        longest: an upper bound on the length of E_c. None: twice the longest of the examples added first. Longer ones
+            are refused. A far too large bound costs precision in the store.
+        filter_translator: makes the store's own filter, as its searches take it (`filter=`), from a
             `langchain_rcr.index.filters.Filter`; the examples' scalar fields are metadata of the same name. It may let
-            too many examples through, never too few; None from it: the store can't filter this. By default, the stores
-            of `DIALECTS` are told which strings a field must be one of.
-        scan_limit: examples that a filter may read where the store is told nothing of it.
-        partition: candidates whose logits make up probabilities, which are upper bounds in larger pools.
+            too many examples through, never too few; it returns None if the store can't filter this. By default, the
+            stores in `DIALECTS` apply conditions on strings.
+        scan_limit: the most examples that a filter may read if the store can't apply any of it.
+        partition: how many candidates probabilities sum over; in larger pools they are upper bounds.
         parallel: whether the store's client may be called by several threads at once.
         **options: passed on to the class or function.
 
     Raises:
         InputError: a function without a parameter for the embeddings, or a number that is not positive.
 
-    Every method raises EngineError, with the store's name, where the store fails or lacks a method. Pickled and copied
-    with the store, if that can be.
+    Every method raises EngineError, with the store's name, if the store fails or lacks a method. Pickled and copied
+    with the store, if the store can be.
     """
 
     def __init__(
@@ -90,21 +90,21 @@ class VectorStoreIndex(InThisThread):
 
     @property
     def name(self) -> str:
-        """The store's."""
+        """The store's name."""
         return self.documents.name
 
     def __repr__(self) -> str:
         return f"VectorStoreIndex({self.name})"
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """See `CandidateIndex.bind`. Makes the store."""
+        """See `CandidateIndex.bind`. Creates the store."""
         with self.documents.changing:
             try:
                 self.documents.open(dim)
                 header = self.documents.header()
                 foreign = header is None and self.documents.beside_header(1)
             except EngineError as error:
-                # Not all stores can say what they hold without a vector of the length that they hold.
+                # Some stores can't say what they hold without a vector of the right length.
                 if not any(word in str(error).lower() for word in _OF_LENGTHS):
                     raise
                 msg = f"{error}; these encoders make vectors of {dim} + 1 numbers, others filled it: {_REBUILD}"
@@ -127,9 +127,9 @@ class VectorStoreIndex(InThisThread):
 
     @asynccontextmanager
     async def read(self, where: Filter | None = None) -> AsyncIterator[Reader]:
-        """The pool as it is now, save for changes while it is read; see `CandidateIndex.read`.
+        """The pool as it is now, except for changes while it is read; see `CandidateIndex.read`.
 
-        With a filter the examples that it lets through are read, and searched in this process.
+        With a filter, the examples that pass are read, and searched in this process.
 
         Raises:
             InputError: the filter asks about a field that no example has; the pool is too large for filters.
@@ -144,11 +144,11 @@ class VectorStoreIndex(InThisThread):
             yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
-        """Add examples; see `CandidateIndex.add`. What the store fails to add is taken out again, as far as it can be.
+        """Add examples; see `CandidateIndex.add`. After a failure, what was added is removed again as far as possible.
 
         Raises:
-            PoolError: an id is taken and isn't replaced, comes twice, or a field is no JSON.
-            InputError: vectors of another number or length, or with numbers that are not finite, or longer than the
+            PoolError: an id is taken and isn't replaced, or comes twice, or a field isn't JSON.
+            InputError: vectors have another number or length, have numbers that are not finite, or are longer than the
                 bound.
         """
         with self.documents.changing:
@@ -199,7 +199,7 @@ class VectorStoreIndex(InThisThread):
             return len(there)
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Which of these ids are there."""
+        """Which of these ids exist."""
         return {row.id for row in self.rows(ids)}
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
@@ -215,7 +215,7 @@ class VectorStoreIndex(InThisThread):
         return [Row(one["id"], one["example"], one["program"]) for one in there if one["id"] in wanted]
 
     def close(self) -> None:
-        """Nothing: a store has no end of its own; its client is the caller's."""
+        """Does nothing: stores can't be closed, and the client belongs to the caller."""
 
     def _bound(self) -> Header:
         header = self.documents.header()
@@ -233,7 +233,7 @@ class VectorStoreIndex(InThisThread):
         ones = np.ones(header.dim, dtype=np.float32)
         found = self.documents.nearest(ones, header.count, own) if header.count else []
         if own is not None and not found and header.count <= self._scan_limit:
-            # To tell a field that no example has from a value that none has.
+            # To tell a field that no example has from a value that no example has.
             own, found = None, self.documents.nearest(ones, header.count)
         known = {field for one in found for field in one.row.example}
         if header.count and own is None and fields_of(where) - known:
@@ -242,7 +242,7 @@ class VectorStoreIndex(InThisThread):
 
 
 class _Reader:
-    """A `Reader` of the whole pool; asks for one state at a time, as a `VectorStore` takes one query a call."""
+    """A `Reader` of the whole pool; searches for one state at a time, as a `VectorStore` takes one query per call."""
 
     def __init__(self, documents: StoredDocuments, header: Header, partition: int) -> None:
         self._documents, self._header, self._partition = documents, header, partition

@@ -1,4 +1,4 @@
-"""The pool in PostgreSQL, by pgvector: shared by many machines, several pools in one database, filters in SQL."""
+"""The pool in PostgreSQL with pgvector: shared by many machines, several pools per database, filters in SQL."""
 
 from langchain_rcr.index.pgvector.engine import PgVectorIndex
 

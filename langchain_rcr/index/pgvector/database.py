@@ -1,7 +1,7 @@
 """Connections to PostgreSQL for any number of callers, all on one event loop; outages become one clear error.
 
-`psycopg_pool` is not used: it connects in tasks of its own, so while a server is away every caller waits for the whole
-time limit and learns no reason, and each connection that a failover broke costs the next caller a growing pause.
+`psycopg_pool` is not used: it connects in its own tasks. So while a server is down, every caller waits for the whole
+time limit without learning why, and each connection broken by a failover costs the next caller a growing pause.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from langchain_rcr.errors import EngineError
 Connection = AsyncConnection[tuple[Any, ...]]
 
 _GRACE_S = 5.0
-"""How much longer than the server's own time limit an answer may take before the connection is given up."""
+"""Grace beyond the server's own time limit before the connection is given up."""
 
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
@@ -33,12 +33,12 @@ _DEFAULTS: dict[str, Any] = {
     "keepalives_count": 3,
     "tcp_user_timeout": 30_000,
 }
-"""For libpq, where the address doesn't say otherwise: a peer that is gone without a word is noticed in a minute."""
+"""For libpq, unless the address says otherwise: a peer that vanishes silently is noticed within a minute."""
 
 _ADAPTERS = AdaptersMap(psycopg.adapters)
 """Sends arrays in pgvector's binary format as parameters of unknown type, so statements cast them.
 
-A registered type would have a number, which changes when the extension is dropped and made again.
+A registered type would have a number that changes when the extension is dropped and created again.
 """
 _ADAPTERS.register_dumper("numpy.ndarray", VectorBinaryDumper)
 
@@ -46,7 +46,7 @@ READING = "REPEATABLE READ READ ONLY"
 """A consistent view of the database for as long as the transaction lasts."""
 
 WRITING = "READ COMMITTED"
-"""Each statement sees what the transactions did that it had to wait for."""
+"""Each statement sees the changes of the transactions that it waited for."""
 
 _BEGIN = """
 BEGIN ISOLATION LEVEL {mode};
@@ -54,7 +54,7 @@ SET LOCAL statement_timeout = {limit};
 SET LOCAL idle_in_transaction_session_timeout = {idle};
 SET LOCAL jit = off;
 """
-# Compiling (jit) takes longer than these statements.
+# JIT compilation takes longer than these statements.
 
 
 class Transaction:
@@ -62,14 +62,14 @@ class Transaction:
 
     Args:
         database: whose connection it is.
-        connection: one with a transaction begun.
+        connection: one with an open transaction.
         seconds: how long a statement may take.
     """
 
     def __init__(self, database: Database, connection: Connection, seconds: float) -> None:
         self.database, self._connection, self._seconds = database, connection, seconds
         self.names: dict[str, str] = {}
-        """What the names in braces of statements stand for."""
+        """What names in braces in statements stand for."""
 
     async def fetch(self, text: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """The rows that a statement returns; none for one that returns nothing."""
@@ -78,7 +78,7 @@ class Transaction:
             return await cursor.fetchall() if cursor.description else []
 
     async def copy(self, text: str, rows: Iterable[Sequence[Any]]) -> None:
-        """Send rows to a statement COPY."""
+        """Send rows to a COPY statement."""
         copying = self._connection.cursor().copy(self._named(text))
         async with self.database.answering(self._connection, self._seconds), copying as copy:
             for row in rows:
@@ -94,15 +94,15 @@ class Database:
     """The connections of one index in one process. Everything here runs on the background loop, so needs no locks.
 
     Args:
-        address: what libpq takes, by its names.
-        most: how many connections there may be at once.
+        address: libpq's parameters, by name.
+        most: the most connections at once.
         wait_s: seconds that a caller waits for a free one.
     """
 
     def __init__(self, address: dict[str, Any], most: int, wait_s: float) -> None:
         self._address, self._most, self._wait_s = _DEFAULTS | address, most, wait_s
         self.ready = False
-        """Whether the tables are there: known once they were seen, forgotten when a call fails."""
+        """Whether the tables are known to exist; reset when a call fails."""
         self.home = background()
         self.home.at_end.add(self._abort)
         self._open: set[Connection] = set()
@@ -112,7 +112,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, mode: str, seconds: float) -> AsyncIterator[Transaction]:
-        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or by an exception.
+        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or on an exception.
 
         Args:
             mode: `READING` or `WRITING`.
@@ -131,7 +131,7 @@ class Database:
                 if mode == WRITING:
                     await transaction.fetch("COMMIT")
             except BaseException:
-                self.ready = False  # another database may have taken its place: the next call looks again
+                self.ready = False  # another database may have replaced it, so the next call looks again
                 raise
             finally:
                 await self._end(connection)
@@ -140,10 +140,10 @@ class Database:
 
     @asynccontextmanager
     async def answering(self, connection: Connection | None, seconds: float) -> AsyncIterator[None]:
-        """Turns the driver's errors into an `EngineError` of one line.
+        """Turns the driver's errors into a one-line `EngineError`.
 
         Args:
-            connection: it is closed when no answer comes at all, not even the server's own message that time is up.
+            connection: closed when there is no answer at all, not even the server's own timeout message.
             seconds: how long the server may take.
         """
         try:
@@ -160,7 +160,7 @@ class Database:
             raise self._error(text) from None
 
     async def close(self) -> None:
-        """Close what is idle now and the rest as it is given back."""
+        """Close what is idle now, and the rest as it is returned."""
         self._closed = True
         self.home.at_end.discard(self._abort)
         while self._idle:
@@ -172,7 +172,7 @@ class Database:
             self._drop(next(iter(self._open)))
 
     async def _begun(self, mode: str, seconds: float) -> Connection:
-        """A connection with a transaction begun."""
+        """A connection with an open transaction."""
         limit = max(1, round(1000 * seconds))
         begin = _BEGIN.format(mode=mode, limit=limit, idle=max(60_000, limit))
         while True:
@@ -192,10 +192,10 @@ class Database:
             except BaseException as error:
                 self._drop(connection)
                 if not used or not isinstance(error, EngineError):
-                    raise  # or else it died while it was idle, and nothing has been asked yet
+                    raise  # otherwise it died while idle, and nothing has been sent yet
 
     async def _end(self, connection: Connection) -> None:
-        """Roll back what is not committed, and keep the connection for the next caller if it is still good."""
+        """Roll back what isn't committed, and keep the connection for the next caller if it still works."""
         try:
             if not connection.closed and connection.info.transaction_status != TransactionStatus.IDLE:
                 async with self.answering(connection, 0):
@@ -210,7 +210,7 @@ class Database:
 
     def _drop(self, connection: Connection) -> None:
         self._open.discard(connection)
-        connection.pgconn.finish()  # `close` does no more, but has to be awaited
+        connection.pgconn.finish()  # `close` does no more, but must be awaited
 
     def _error(self, text: str) -> EngineError:
         password = str(self._address.get("password") or "")

@@ -1,8 +1,8 @@
 """`PgVectorIndex`: the engine. Everything that talks to the database runs on the background loop.
 
-There is a table of pools, and for each pool one of its examples. Not one for all: its vector columns have the pool's
-dimension, which PostgreSQL then checks and an HNSW index needs; an exact search reads the pages of this pool alone; and
-each pool has its own statistics.
+There is a table of pools, and a table of examples for each pool rather than one for all. This way the vector columns
+have the pool's dimension, which PostgreSQL checks and an HNSW index needs; an exact search reads only this pool's
+pages; and each pool has its own statistics.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from langchain_rcr.index.pgvector.reader import PgVectorReader, Pool
 T = TypeVar("T")
 
 FORMAT = 1
-"""Of a pool's table; pools of a newer one are refused."""
+"""Format of a pool's table; pools with a newer one are refused."""
 
 _LONGEST_VECTOR = 16_000
 _LONGEST_INDEXED = 2_000
 
 _LOCK = (0x52435221, 1)
-"""Who makes the table of pools holds this advisory lock."""
+"""Advisory lock held while creating the table of pools."""
 
 _POOLS = """
 CREATE TABLE IF NOT EXISTS {schema}rcr_pools (
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS {schema}rcr_pools (
 )
 """
 
-# What a search reads lies in the row as far as it fits on a page; what only picks need lies beside the table. A hash
+# What a search reads is stored in the row if it fits on a page; what only picks need is stored out of line. A hash
 # index takes ids of any length.
 _EXAMPLES = """
 DROP TABLE IF EXISTS {table};
@@ -76,7 +76,7 @@ CREATE INDEX ON {table} USING hash (id)
 
 _HNSW = "CREATE INDEX {} ON {table} USING hnsw (candidate vector_ip_ops) WITH (m = {}, ef_construction = {})"
 
-# Searches keep a strict order, and go on where a filter leaves too few.
+# Searches keep a strict order, and continue if a filter leaves too few.
 _SCAN = "SELECT set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'strict_order', true)"
 
 _FIND = """
@@ -99,27 +99,27 @@ UPDATE {schema}rcr_pools SET examples = examples - n FROM number WHERE id = {poo
 class PgVectorIndex:
     """A pool in a PostgreSQL database with pgvector: a `CandidateIndex`.
 
-    The first `bind` makes the tables (`rcr_pools`, and `rcr_examples_…` for each pool) and, where the role may, the
+    The first `bind` creates the tables (`rcr_pools`, and `rcr_examples_…` for each pool) and, if the role may, the
     extension, which must be on the role's search path. A selection reads in one transaction, so it sees the pool as it
-    was at its beginning. Writers of one pool take turns. Examples are kept as JSONB: equal dicts come back, but without
-    the order of their fields, with lists for tuples, and with whole numbers for floats of 2⁵³ and above.
+    was at the start. Writers of one pool take turns. Examples are kept as JSONB: equal dicts come back, but fields lose
+    their order, tuples become lists, and floats of 2⁵³ and above become whole numbers.
 
-    Threads, event loops and forked processes may share one object; its connections live on a thread of their own.
-    Pickles and copies hold the settings with the address as it was given, so a password in it too (leave it to
-    PGPASSWORD, a password file or a service file to keep it out), and open connections of their own. After `close`
-    the next call opens new ones.
+    Threads, event loops and forked processes may share one object; its connections live on their own thread. Pickles
+    and copies open their own connections. They hold the settings with the address as given, including any password in
+    it; use PGPASSWORD, a password file or a service file to keep it out. After `close`, the next call opens new
+    connections.
 
     Args:
         url: the database, `postgresql://user@host:5432/name` or as libpq takes it (or SQLAlchemy, for psycopg).
         pool: the pool's name; up to 200 characters.
-        schema: where the tables are; made if missing. None: the first schema of the role's search path.
-        kind: `exact` looks at all vectors of the pool; `hnsw` (pgvector 0.8, D up to 2,000) searches by an index, which
-            finds most but not all of the best. It is built when a pool is first bound with `hnsw`; filling the pool
+        schema: where the tables are; created if missing. None: the first schema of the role's search path.
+        kind: `exact` looks at all vectors of the pool; `hnsw` (pgvector 0.8, D up to 2,000) uses an index that finds
+            most but not all of the best. The index is built when a pool is first bound with `hnsw`; filling the pool
             first is faster.
-        m: links of a vector in a new HNSW index.
+        m: links per vector in a new HNSW index.
         ef_construction: candidates looked at for the links of each vector in a new HNSW index.
-        ef_search: candidates kept while searching the HNSW index: more find more of the best; up to 1,000.
-        max_connections: how many there may be at once; further callers wait.
+        ef_search: candidates kept while searching the HNSW index, up to 1,000; more find more of the best.
+        max_connections: the most connections at once; further callers wait.
         wait_timeout_s: seconds that a caller waits for a free connection.
         read_timeout_s: seconds that a search may take.
         write_timeout_s: seconds that adding, deleting or building an index may take, and waiting for other writers.
@@ -128,8 +128,8 @@ class PgVectorIndex:
         InputError: an argument is out of range.
         MissingExtraError: psycopg is not installed (when this module is imported).
 
-    Every method raises EngineError where the database can't be reached, fails, or takes longer than these limits, and
-    CheckpointError where the pool has a newer version's format.
+    Every method raises EngineError if the database can't be reached, fails, or exceeds these time limits, and
+    CheckpointError if the pool has a newer version's format.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ class PgVectorIndex:
                 raise InputError(f"{name}_timeout_s must be a positive number of seconds, not {seconds!r}")
         try:
             self._address = conninfo_to_dict(url.replace("postgresql+psycopg://", "postgresql://", 1))
-        except (psycopg.Error, AttributeError, ValueError):  # whose text may quote the password
+        except (psycopg.Error, AttributeError, ValueError):  # their text may quote the password
             msg = "url is not an address as PostgreSQL takes it: postgresql://user@host:5432/database"
             raise InputError(msg) from None
         self.pool, self._schema, self._kind = pool, schema, kind
@@ -183,11 +183,11 @@ class PgVectorIndex:
         return self.__dict__ | {"_database": None}
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """See `CandidateIndex.bind`. Makes the pool if there is none, and the HNSW index if it should have one.
+        """See `CandidateIndex.bind`. Creates the pool and, if it should have one, the HNSW index.
 
         Raises:
             CheckpointError: the pool holds vectors of other encoders, or of another length.
-            InputError: `dim` is more than pgvector can hold, or index.
+            InputError: `dim` is more than pgvector can hold or index.
         """
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
             raise InputError(
@@ -200,7 +200,7 @@ class PgVectorIndex:
         self._bound = (fingerprint, dim)
 
     async def _bind(self, *binding: Any) -> None:
-        async with self._opened(READING) as (_, pool):  # looks first: a role that only reads may bind, too
+        async with self._opened(READING) as (_, pool):  # look first: a read-only role may bind too
             self._check(pool, *binding)
             if pool and (pool.fingerprint, pool.dim) == binding and (pool.indexed or self._kind == "exact"):
                 return
@@ -216,12 +216,12 @@ class PgVectorIndex:
         return background().run(work)
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run a coroutine on the background loop, for a caller on another one."""
+        """Run a coroutine on the background loop for a caller on another loop."""
         return await background().arun(work)
 
     @asynccontextmanager
     async def read(self, where: Filter | None = None) -> AsyncIterator[PgVectorReader]:
-        """The pool as it is now; see `CandidateIndex.read`. Takes a connection until it ends."""
+        """The pool as it is now; see `CandidateIndex.read`. Holds a connection until it ends."""
         async with self._opened(READING) as (transaction, pool):
             if self._kind == "hnsw":
                 await transaction.fetch(_SCAN, [str(self._ef_search)])
@@ -236,8 +236,8 @@ class PgVectorIndex:
         """Add examples, all or none; see `CandidateIndex.add`.
 
         Raises:
-            PoolError: an id is taken and isn't replaced, comes twice, or a field can't be kept.
-            InputError: vectors of another number or length, or with numbers that are not finite.
+            PoolError: an id is taken and isn't replaced, or comes twice, or a field can't be kept.
+            InputError: vectors have another number or length, or numbers that are not finite.
             CheckpointError: the pool holds vectors of other encoders by now.
         """
         if self._bound is None:
@@ -269,7 +269,7 @@ class PgVectorIndex:
         return sum(count for (count,) in self.run(self._told(WRITING, _DELETE, ids)))
 
     def known(self, ids: Sequence[str]) -> set[str]:
-        """Which of these ids are there."""
+        """Which of these ids exist."""
         return {one for (one,) in self.run(self._told(READING, _KNOWN, ids))}
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
@@ -278,7 +278,7 @@ class PgVectorIndex:
         return [Row(example_id, json.loads(example), program) for example_id, example, program in found]
 
     async def _told(self, mode: str, statement: str, ids: Collection[str] | None) -> list[tuple[Any, ...]]:
-        """The rows that a statement on some ids, or all, returns; none where there is no pool."""
+        """The rows that a statement returns for some ids, or all; none if there is no pool."""
         async with self._opened(mode) as (transaction, pool):
             known = None if ids is None else [*filter(storable, ids)]
             return await transaction.fetch(statement, {"ids": known}) if pool else []
@@ -293,11 +293,11 @@ class PgVectorIndex:
 
     @asynccontextmanager
     async def _opened(self, mode: str) -> AsyncIterator[tuple[Transaction, Pool | None]]:
-        """A transaction, and the pool, if it is there: locked when `WRITING`."""
+        """A transaction, and the pool if it exists, locked when `WRITING`."""
         database = self._database
-        if database is None or database.home is not background():  # none yet, or that of the process before a fork
+        if database is None or database.home is not background():  # none yet, or from before a fork
             self._database = database = Database(self._address, *self._connections)
-            weakref.finalize(self, _let_go, database).atexit = False  # the loop's own end does it
+            weakref.finalize(self, _let_go, database).atexit = False  # at exit, the loop's own end does it
         async with database.transaction(mode, self._seconds[mode]) as transaction:
             transaction.names["schema"] = f"{sql.Identifier(self._schema).as_string()}." if self._schema else ""
             yield transaction, await self._find(transaction, lock=mode == WRITING)
@@ -329,7 +329,7 @@ class PgVectorIndex:
             )
 
     async def _claimed(self, transaction: Transaction, pool: Pool | None, fingerprint: str, dim: int) -> None:
-        """See to the pool, locked, for vectors of these encoders: made if there is none, taken over if it is empty."""
+        """Claim the locked pool for vectors of these encoders: create it if missing, take it over if empty."""
         while pool is None:
             if not transaction.database.ready:
                 await self._prepare(transaction)
@@ -347,7 +347,7 @@ class PgVectorIndex:
             await transaction.fetch(_HNSW.format(*parts, table="{table}"))
 
     async def _prepare(self, transaction: Transaction) -> None:
-        """Make the table of pools, and what it needs."""
+        """Create the table of pools and what it needs."""
         await transaction.fetch("SELECT pg_advisory_xact_lock(%s, %s)", _LOCK)
         try:
             await transaction.fetch("CREATE EXTENSION IF NOT EXISTS vector")
@@ -363,7 +363,7 @@ class PgVectorIndex:
 
 
 def _let_go(database: Database) -> None:
-    """Close what nobody uses any more; the garbage collector calls it, from any thread."""
+    """Close what is no longer used; called by the garbage collector, from any thread."""
     if database.home is background():
         with suppress(RuntimeError):  # the process is ending
             database.home.submit(database.close())

@@ -1,4 +1,4 @@
-"""Between Python and PostgreSQL: examples as JSONB, metadata filters as JSON paths."""
+"""Translates from Python to PostgreSQL: examples to JSONB, metadata filters to JSON paths."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SIGNS = {"eq": "==", "ne": "==", "in": "==", "nin": "==", "lt": "<", "lte": "<=
 
 
 def storable(text: str) -> bool:
-    """Whether PostgreSQL can keep a text: without NUL and lone surrogates."""
+    """Whether PostgreSQL can keep a text: one without NUL and lone surrogates."""
     return "\0" not in text and (text.isascii() or text.encode("utf-8", "ignore").decode("utf-8") == text)
 
 
@@ -41,7 +41,7 @@ def to_json(example: Mapping[str, Any], example_id: str) -> str:
 
 
 def to_path(condition: Filter) -> str:
-    """A filter as a JSON path predicate that is true or false of an example, never unknown.
+    """A filter as a JSON path predicate that is true or false for an example, never unknown.
 
     Raises:
         InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
@@ -67,7 +67,7 @@ def _predicate(condition: Filter) -> str:
         if op in ("lt", "lte", "gt", "gte") and (value is None or isinstance(value, bool)):
             tests = []
     test = " || ".join(tests) or "1 == 0"
-    # Unknown where the field is missing or of another type.
+    # Unknown if the field is missing or of another type.
     holds = f"(!(({test}) is unknown) && ({test}))"
     return f"(!{holds})" if op in ("ne", "nin") or (op == "exists" and not value) else holds
 
@@ -83,7 +83,7 @@ def _literal(value: Any, what: str) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """A JSON value; its numbers are equal to Python's in JSONB's decimal arithmetic too."""
+    """A JSON value whose numbers equal Python's in JSONB's decimal arithmetic too."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):

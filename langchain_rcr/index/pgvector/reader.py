@@ -1,4 +1,4 @@
-"""One pool of a PostgreSQL database at one moment: a transaction that searches it, and what came back so far."""
+"""One pool of a PostgreSQL database at one moment: a transaction that searches it, and what was found so far."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from langchain_rcr.index.pgvector.jsonb import to_path
 from langchain_rcr.index.ranking import MORE, Near, best_fetched, blocks, log_sums, nothing, slack
 
 _STATES, _LOGITS = 64, 8_000_000
-"""At most so many states are searched by one statement, and with so many logits: it has a time limit."""
+"""The most states and logits per statement, which has a time limit."""
 
 _ALLOWED = ", allowed AS MATERIALIZED (SELECT key FROM {table} e WHERE {condition})"
 _SEARCH = """
@@ -37,7 +37,7 @@ UNION ALL
 SELECT NULL, e.key, NULL, vector_send(e.context), e.id, e.example::text, e.program
 FROM {table} e WHERE e.key IN (SELECT key FROM hit) AND e.key <> ALL (%(seen)s::bigint[])
 """
-# All steps of a selection. The best is the one with the lowest key of those equal to it, as far as they were fetched.
+# All steps of a selection. Of the fetched candidates that tie for the best, the one with the lowest key wins.
 _STEPS = """
 , plus (n, needs) AS (VALUES {needs})
 , step (n, t, query, needs, v, barred, key, distance, settled, context, id, example, program) AS (
@@ -60,7 +60,7 @@ _STEPS = """
 )
 SELECT n, t - 1, key, distance, settled, vector_send(context), id, example::text, program FROM step WHERE t > 0
 """
-# exp() of PostgreSQL raises an error where the result is too small for a number, below -708.
+# PostgreSQL's exp() raises an error if the result underflows, below -708.
 _LOG_PARTITION = """
 SELECT state.n, total.value FROM state CROSS JOIN LATERAL (
     WITH logit AS MATERIALIZED (
@@ -97,12 +97,12 @@ class Pool:
 
 
 class PgVectorReader:
-    """A `Reader` of a pool, or of the part that a filter lets through, as one transaction sees it.
+    """A `Reader` of a pool, or of the part that passes a filter, as one transaction sees it.
 
     Args:
         transaction: one that is `READING`.
         pool: the pool; None: there is none, so it is empty.
-        approximate: whether to search by the HNSW index.
+        approximate: whether to search with the HNSW index.
     """
 
     def __init__(self, transaction: Transaction, pool: Pool | None, *, approximate: bool) -> None:
@@ -110,25 +110,25 @@ class PgVectorReader:
         self._pool = pool or Pool(0, 0, "", 0)
         self._path: str | None = None
         self._rows, self._vectors = dict[int, Row](), dict[int, FloatArray]()
-        """What was found so far: rows, and E_z (D,), by key."""
+        """Found so far: rows and E_z (D,), by key."""
         self._told: tuple[State[Any], int] | None = None
         self._steps = list[tuple[IntArray, Hits]]()
-        """What is found already: what the next search leaves out, and its hits."""
+        """Searches answered in advance: what each leaves out, and its hits."""
         self.size = self._pool.examples
 
     def ahead(self, state: State[Any], k: int) -> None:
-        """See `Reader`: the first search then takes all steps."""
+        """See `Reader`: the first search then does all steps."""
         self._told = (state, k) if self.size and state.sql() else None
 
     async def filter(self, where: Filter) -> None:
-        """Let `where` decide what can be found, and count it.
+        """Restrict what can be found to `where`, and count it.
 
         Raises:
             InputError: the filter asks about a field that no example has.
         """
         asked = sorted(fields_of(where))
         if self.size and asked:
-            # One by one: each ends at the first example that has the field.
+            # One field at a time: each scan ends at the first example that has the field.
             some = "SELECT k, EXISTS (SELECT FROM {table} WHERE example ? k) FROM unnest(%s::text[]) k"
             known = [key for key, there in await self._transaction.fetch(some, [asked]) if there]
             if len(known) < len(asked):
@@ -140,7 +140,7 @@ class PgVectorReader:
             ((self.size,),) = await self._transaction.fetch(count, [self._path])
 
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
-        """See `Reader.search`; the log partition is exact without an index, with HNSW over the best candidates."""
+        """See `Reader.search`; the log partition is exact without an index; with HNSW it covers the best candidates."""
         if self.size and states.shape[1] != self._pool.dim:
             msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
             raise InputError(msg)
@@ -160,9 +160,9 @@ class PgVectorReader:
     async def _taken(
         self, state: State[Any], k: int, exclude: IntArray, tau: float | None
     ) -> list[tuple[IntArray, Hits]]:
-        """All steps in one statement, and their log partitions in another: what each leaves out, and what it finds.
+        """All steps in one statement, their log partitions in another: what each step leaves out, and what it finds.
 
-        They end before one that needs more candidates than were fetched.
+        The result ends before a step that needs more candidates than were fetched.
         """
         states = state.vector()
         if next(self._parts(k * len(states))).stop < k * len(states):
@@ -214,9 +214,9 @@ class PgVectorReader:
         return totals
 
     async def _nearest(self, states: FloatArray, width: int, *, ship: bool, exact: bool = False) -> list[Near]:
-        """See `best_fetched`; by the index, if there is one, unless `exact`.
+        """See `best_fetched`; uses the index, if there is one, unless `exact`.
 
-        With `ship` their vectors and rows are kept for later.
+        With `ship`, vectors and rows are kept for later.
         """
         exact |= not self._approximate
         text = _ordered(_SEARCH + (_WITH_ROWS if ship else ""), "state", exact=exact)
@@ -230,7 +230,7 @@ class PgVectorReader:
                     found[part.start + n][key] = -apart
         near = [(np.array([*hits], dtype=np.int64), np.array([*hits.values()], dtype=np.float32)) for hits in found]
         short = [] if exact else [at for at, (keys, _) in enumerate(near) if len(keys) < width]
-        if short:  # an index may miss some for ever
+        if short:  # an index may never find some
             for at, hits in zip(short, await self._nearest(states[short], width, ship=ship, exact=True), strict=True):
                 near[at] = hits
         return near
@@ -243,7 +243,7 @@ class PgVectorReader:
         self._vectors[key] = _vector(context)
 
     def _parts(self, count: int) -> Iterator[slice]:
-        """The states of each statement, of so many."""
+        """Slices of `count` states, one per statement."""
         looked_at = 0 if self._approximate else self.size
         return blocks(count, max(looked_at, _LOGITS // _STATES), _LOGITS)
 
@@ -258,20 +258,20 @@ class PgVectorReader:
         if self._path is not None:
             condition, parameters["path"] = "e.example @@ %(path)s::jsonpath", self._path
             if len(states) > 1:
-                # Looked at once for all states. As a value and not as a plain condition, which might become a join and
-                # lose the order of an index.
+                # Evaluate the filter once for all states. It is a value, not a plain condition, which might become a
+                # join and lose the order of an index.
                 front += _ALLOWED.replace("{condition}", condition)
                 condition = "(e.key IN (SELECT key FROM allowed)) IS TRUE"
         return await self._transaction.fetch(front + text.replace("{condition}", condition), parameters)
 
 
 def _ordered(text: str, states: str, *, exact: bool) -> str:
-    """A statement with the distance of an example `e` to those of a table of states, and the order by it."""
-    # No index is made for this sum, so it keeps PostgreSQL from using one.
+    """A statement with the distance of an example `e` from a table of states filled in, and the order by it."""
+    # There is no index on this sum, so PostgreSQL can't use one.
     distance = f"(e.candidate <#> {states}.v)" + (" + 0" if exact else "")
     return text.replace("{distance}", distance).replace("{order}", "distance, e.key" if exact else distance)
 
 
 def _vector(sent: bytes) -> FloatArray:
-    """A vector (D,) in pgvector's binary format: two numbers of 16 bits, then float32 in network order."""
+    """A vector (D,) from pgvector's binary format: two 16-bit numbers, then float32 in network order."""
     return np.frombuffer(sent, dtype=">f4", offset=4).astype(np.float32)
