@@ -213,7 +213,7 @@ class StoredDocuments:
         """The documents with these ids; if the store can't look ids up, it is searched for all `count` examples.
 
         Raises:
-            InputError: then these exceed `scan_limit`.
+            InputError: it can't, and there are more than `scan_limit`.
         """
         store = self.store
         if type(store).get_by_ids is not VectorStore.get_by_ids:
