@@ -11,13 +11,13 @@ from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import about, get_parser
 from langchain_rcr.programs.languages import About
 
-# Chat templates often open the thoughts in the prompt, so that the answer has the closing tag alone.
+# Chat templates often open the thoughts in the prompt, so that the answer only has the closing tag.
 _THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
-# Before a program on the same line, any other word is the program's.
+# Before a program on the same line, any other word belongs to the program.
 _LANGUAGE = r"(?i:sql|sqlite|postgres|postgresql|python|json|lisp|text)"
 _FENCE = re.compile(rf"```(?:([\w+-]*)[ \t\r]*\n|({_LANGUAGE})[ \t]+|(?=[^`\n]+```))(.*?)(?:```|\Z)", re.DOTALL)
 _NAMES = r"(?:sql(?:_?query)?|query|code|program|(?:final_)?answer|output|json|python|tool_calls?|function_calls?)"
-# Elsewhere it is likelier a part of a literal.
+# Elsewhere it is more likely part of a literal.
 _TAG = re.compile(rf"(?:\A|(?<=[\n:.!]))[ \t]*([\[<])(?i:({_NAMES}))[\]>](.*?)(?:\1/(?i:\2)[\]>]|\Z)", re.DOTALL)
 _END_TAG = re.compile(rf"(?i)[\[<]/{_NAMES}[\]>][ \t\r]*(?:\n|\Z)")
 _LEAD = re.compile(
@@ -28,19 +28,19 @@ _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRACKET = re.compile(r"[\[{]")
 _FIELDS = frozenset({"sql", "query", "sql_query", "program", "code", "answer", "final_answer", "target"})
 _LONGEST_PROSE = 1 << 14
-"""Characters of a text in which programs amid prose are looked for; a longer one is parsed as it is."""
+"""The longest text, in characters, that is searched for programs amid prose; a longer one is parsed as it is."""
 _TRIED = 64
-"""Fences, labels, and brackets without a JSON value that are tried: a garbled answer has no end of them."""
+"""The most fences, labels, and brackets without a JSON value that are tried: a garbled answer may have any number."""
 
 
 class Reading(NamedTuple):
-    """What an answer says.
+    """What was found in an answer.
 
     Attributes:
         program: the first of its `candidates` that parses; None if none does.
-        tree: what the parser made of it.
+        tree: the parser's result for it.
         complaint: why the likeliest text is not a program; None if there is a program.
-        likeliest: the first candidate, whether it parses or not; None if there is none.
+        likeliest: the first candidate, whether or not it parses; None if there is none.
     """
 
     program: str | None
@@ -50,7 +50,7 @@ class Reading(NamedTuple):
 
 
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:
-    """The program in an answer, or the likeliest text if nothing parses, since a database may accept that.
+    """The program in an answer, or the likeliest text if nothing parses, since a database may still accept it.
 
     For the arguments see `candidates`.
     """
@@ -64,9 +64,9 @@ def read_answer(
     language: str | None = None,
     labels: tuple[str, str] = APPENDIX_D.labels,
 ) -> Reading:
-    """The program in an answer with what a parser makes of it, or why there is none; see `candidates`.
+    """The program in an answer and the parser's result, or why there is none; see `candidates`.
 
-    `parse` raises any exception, or returns None or False, if a text is not a program.
+    If a text is not a program, `parse` raises any exception or returns None or False.
     """
     complaint = ""
     likeliest: str | None = None
@@ -86,19 +86,20 @@ def read_answer(
 def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> Iterator[str]:
     """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
-    Dropped are the model's thoughts before the answer, what follows it (a next "Source:"), a leading "Target:" or "Here
-    is the query:", and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and `<tool_call>`, only what
-    they hold counts, the last first (a draft precedes what it becomes), those of another language last. All of a text
-    comes before its first paragraph and its first line, but the line first where programs have one. At the end come
-    programs amid prose, again the last first, and the field `sql`, `query` and the like of a JSON object.
+    These are dropped: the model's thoughts before the answer, what follows it (a next "Source:"), a leading "Target:"
+    or "Here is the query:", and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and `<tool_call>`,
+    only their contents count: the last first, as drafts precede final versions, and those of another language at the
+    end. The whole of a text comes before its first paragraph and its first line, but the line comes first if programs
+    have one line each. At the end come programs amid prose, again the last first, and fields named `sql`, `query` and
+    the like of a JSON object.
 
     Args:
         answer: what the model wrote.
         language: the programs' language, see `langchain_rcr.programs.get_parser`; None: unknown.
-        labels: those of the prompt in the place of "Source:" and "Target:".
+        labels: the prompt's equivalents of "Source:" and "Target:".
 
     Returns:
-        Different texts, none blank.
+        Distinct texts, none blank.
     """
     known = about(language)
     text = answer[_thoughts(answer) :].strip()
@@ -112,7 +113,7 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
         texts = [place]
         if "]" in place or ">" in place:
             tagged = [inner for _, _, inner in reversed(_TAG.findall(place))]
-            texts = [*tagged, _END_TAG.split(place, maxsplit=1)[0], place]  # a tag may be a part of a literal
+            texts = [*tagged, _END_TAG.split(place, maxsplit=1)[0], place]  # a tag may be part of a literal
             if known.on_one_line:
                 texts = texts[: len(tagged) or 1]
         for inner in texts:
@@ -124,7 +125,7 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
 
 
 def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
-    """The answer without blanks around it, up to the first stop sequence after its thoughts; whether there was one."""
+    """The stripped answer, up to the first stop sequence after its thoughts; and whether there was one."""
     answer = answer.lstrip()
     begin = _thoughts(answer)
     begin += len(answer[begin:]) - len(answer[begin:].lstrip())
@@ -133,7 +134,7 @@ def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
 
 
 def _thoughts(answer: str) -> int:
-    """How many characters of an answer are thoughts that precede it."""
+    """The length of the thoughts at the start of an answer."""
     found = _THOUGHTS.match(answer)
     return found.end() if found else 0
 
@@ -142,7 +143,7 @@ def _parts(text: str, known: About, labels: tuple[str, str]) -> Iterator[str]:
     question, program = labels
     texts = [text]
     if program:
-        # A label in the middle of a line is a part of the program, or of prose.
+        # A label in the middle of a line is part of the program, or of prose.
         texts = re.split(rf"(?:^|\n)[ \t]*{re.escape(program)}[ \t]*", text)
     for each in map(str.strip, reversed(texts[1:][-_TRIED:] or texts)):
         if question and each.startswith(question):
@@ -164,7 +165,7 @@ def _parts(text: str, known: About, labels: tuple[str, str]) -> Iterator[str]:
 
 
 def _values(text: str) -> list[tuple[str, Any]]:
-    """The JSON values in a text with what they hold: objects, then lists (or marks in prose), the last first."""
+    """The JSON values in a text, as text and parsed: objects, then lists (or brackets in prose), the last first."""
     found, failed, at, decoder = [], 0, 0, json.JSONDecoder()
     while failed < _TRIED and (bracket := _BRACKET.search(text, at)):
         try:
@@ -177,7 +178,7 @@ def _values(text: str) -> list[tuple[str, Any]]:
 
 
 def _programs_in(value: Any) -> Iterator[str]:
-    """The texts in fields of a JSON value that are named as a program is, such as a tool's argument `query`."""
+    """The texts in fields of a JSON value with a name for programs, such as a tool's argument `query`."""
     if isinstance(value, dict):
         for name, inner in value.items():
             if isinstance(inner, str) and str(name).lower() in _FIELDS:

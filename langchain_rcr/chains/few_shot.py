@@ -1,4 +1,4 @@
-"""A `Prompt` as LangChain's prompts, of one text or of chat messages, and the place for examples in any of these."""
+"""A `Prompt` as a LangChain prompt, of one text or of chat messages, with a place for examples."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
 _ELSEWHERE = "examples_of_others"
-"""That which says whether the prompt is `Prompt.elsewhere`."""
+"""The variable that says whether the prompt is `Prompt.elsewhere`."""
 _TABLES = "tables_of_example"
-"""A pick's key in that prompt: what precedes it, see `Prompt.tables`."""
+"""A pick's key in that prompt for what precedes it; see `Prompt.tables`."""
 _LONGEST_QUOTE = 2000
-"""Characters of a bad answer that are quoted to the model: a rambling answer was paid for once already."""
+"""Characters of a bad answer that are quoted to the model: a rambling answer needn't be paid for twice."""
 
 
 class FewShotPrompt(FewShotPromptTemplate):
     """LangChain's `FewShotPromptTemplate`, safe with braces in examples.
 
-    LangChain's own pastes the examples into one template and formats that, so that `{"a": 1}` in an example is read as
-    a variable. This one formats only prefix and suffix; the text of an example is never read as a template.
+    LangChain's own pastes the examples into one template and formats that, so it reads `{"a": 1}` in an example as a
+    variable. This one formats only prefix and suffix; an example's text is never read as a template.
     """
 
     def format(self, **kwargs: Any) -> str:
@@ -61,9 +61,9 @@ class FewShotPrompt(FewShotPromptTemplate):
         return self._compose(await self._aget_examples(**variables), variables)
 
     def partial(self, **kwargs: Any) -> Self:
-        """A copy with some variables set, to strings or to functions that are called at each use."""
+        """A copy with some variables set to strings, or to functions that are called at each use."""
         left = [name for name in self.input_variables if name not in kwargs]
-        # LangChain's own passes on what is cached beside the fields, which the constructor refuses.
+        # LangChain's own also passes on cached attributes, which the constructor refuses.
         fields = {name: getattr(self, name) for name in type(self).model_fields}
         filled = {"input_variables": left, "partial_variables": {**self.partial_variables, **kwargs}}
         return type(self)(**fields | filled)
@@ -120,14 +120,13 @@ def few_shot_prompt(
 
     Args:
         selector: any LangChain example selector.
-        prompt: how it is written. None: as the selector's checkpoint was trained with, or else as in the paper's
-            appendix D: lines of "Source: …" and "Target: …" for each example, then "Source: " with the question, then
-            "Target:".
+        prompt: how it is written. None: as the selector's checkpoint was trained, else as in the paper's appendix D:
+            lines of "Source: …" and "Target: …" for each example, then "Source: " with the question, then "Target:".
         source_key: the key of an example's question; None: the retriever's own, "source" for other selectors.
         target_key: the key of its program; None: the retriever's own, "target" for other selectors.
         query_key: the prompt variable with the question; None: the selector's input key, if it has exactly one, else
             the source key.
-        prefix: takes the place of the prompt's.
+        prefix: replaces the prompt's.
 
     Returns:
         A prompt whose variables are the question and what the prompt's templates name:
@@ -135,7 +134,7 @@ def few_shot_prompt(
 
     Raises:
         InputError: the selector is not an example selector, a key can't be the name of a template variable, the
-            question has several keys, none of which was named, or the prompt is one of chat messages.
+            question has several keys and none was named, or the prompt is one of chat messages.
     """
     prompt = _written(prompt, selector) or APPENDIX_D
     if prompt.form != "text":
@@ -158,9 +157,9 @@ def chat_few_shot_prompt(
 
     Args:
         selector: any LangChain example selector.
-        prompt: how it is written. None: as the selector's checkpoint was trained with, or else two messages for each
-            example, then the question.
-        system: takes the place of the prompt's: a template for a system message in front (literal braces doubled).
+        prompt: how it is written. None: as the selector's checkpoint was trained, else two messages for each example,
+            then the question.
+        system: replaces the prompt's: a template for a system message in front (literal braces doubled).
         source_key: see `few_shot_prompt`.
         target_key: see `few_shot_prompt`.
         query_key: see `few_shot_prompt`.
@@ -170,7 +169,7 @@ def chat_few_shot_prompt(
         `chat_few_shot_prompt(retriever) | model`.
 
     Raises:
-        InputError: as `few_shot_prompt`.
+        InputError: as for `few_shot_prompt`.
     """
     prompt = _written(prompt, selector) or Prompt(name="chat")
     return _chat(prompt, selector, prompt_keys(selector, source_key, target_key, query_key), system)
@@ -226,7 +225,7 @@ def _text(
 
 
 def _asked(prompt: Prompt, keys: PromptKeys) -> str:
-    """The template of the question to answer."""
+    """The template for the question to answer."""
     question = renamed(prompt.question, {"source": keys.query})
     return f"{prompt.suffix}\n{question}" if prompt.suffix else question
 
@@ -243,7 +242,7 @@ def with_schema(
     *,
     as_text: bool,
 ) -> Runnable[dict[str, Any], PromptValue]:
-    """From a question's variables and its picks to the prompt, with what it shows of the schema, and where."""
+    """Turns a question's variables and picks into the prompt, with the right part of the schema in the right place."""
 
     def written(one: Prompt, before: str = "") -> BasePromptTemplate[Any]:
         picked = PickedExamples()
@@ -277,7 +276,7 @@ def with_schema(
 
 
 def _known_schema(schema_of: Callable[[Mapping[str, Any]], str] | None, pick: Mapping[str, Any]) -> str:
-    """The schema of an example's database; empty if the example doesn't name one that is at hand."""
+    """The schema of an example's database; empty if the example doesn't name a known one."""
     try:
         return schema_of(pick) if schema_of is not None else ""
     except InputError:
@@ -305,7 +304,7 @@ def prompt_keys(
 
 
 def asked_by(selector: BaseExampleSelector, variable: str) -> BaseExampleSelector:
-    """The selector; one of ours is told which variable is the question, unless it knows that."""
+    """The selector; ours is told which variable is the question, unless it already knows."""
     if not isinstance(selector, BaseExampleSelector):
         raise InputError(f"selector must be a LangChain example selector, not {type(selector).__name__}")
     if not isinstance(selector, SequentialCompositionalRetriever):
@@ -331,17 +330,17 @@ def _as_many(selector: BaseExampleSelector) -> str:
 
 
 def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
-    """The prompt that a retriever's checkpoint was trained with, else the one of the name `text` or `chat`."""
+    """The prompt that a retriever's checkpoint was trained with, else the one named `text` or `chat`."""
     return prompt_of(innermost(retriever)) or Prompt(name=text if completes(llm) else chat)
 
 
 def completes(llm: Any) -> bool:
-    """Whether a model goes on with a text, unlike a chat model."""
+    """Whether this is a completion model rather than a chat model."""
     return isinstance(innermost(llm), BaseLLM)
 
 
 def innermost(runnable: object) -> object:
-    """The model or retriever inside its wrappings."""
+    """The model or retriever inside its wrappers."""
     inside = {
         RunnableBindingBase: "bound",
         RunnableSequence: "first",
@@ -355,19 +354,19 @@ def innermost(runnable: object) -> object:
 
 
 class PickedExamples(BaseExampleSelector):
-    """Selects what was picked before, which is one of the prompt's variables."""
+    """Selects what was picked before, from a prompt variable."""
 
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The examples under `PICKED`."""
         return list(input_variables[PICKED])
 
     def add_example(self, example: Mapping[str, Any]) -> None:
-        """Refuse: it keeps none."""
+        """Refuse: it keeps no examples."""
         raise NotImplementedError("examples are added to the retriever of the chain")
 
 
 def with_picks(part: Any) -> Any:
-    """A copy of a prompt, or of a part of one, whose selector is `PickedExamples`; None: it has no selector."""
+    """A copy of a prompt, or of part of one, whose selector is `PickedExamples`; None if it has no selector."""
     if isinstance(part, FewShotPromptTemplate | FewShotChatMessagePromptTemplate):
         fed = {"example_selector": PickedExamples()}
         return None if part.example_selector is None else part.model_copy(update=fed)
@@ -383,9 +382,9 @@ def with_picks(part: Any) -> Any:
 
 
 def asked_again(prompt: PromptValue, failures: list[tuple[str, str]]) -> PromptValue:
-    """The prompt of the next attempt, after answers that are no programs, each with the reason."""
+    """The prompt of the next attempt, after answers that aren't programs, each with the reason."""
     if isinstance(prompt, StringPromptValue):
-        # In front: the model continues the end of the prompt.
+        # In front, as the model continues the end of the prompt.
         said, complaint = map(_quoted, failures[-1])
         note = f"The last question below was answered with this, which is not a program ({complaint}):\n{said}\n"
         return StringPromptValue(text=f"{note}Answer with a program alone.\n\n{prompt.text}")

@@ -1,4 +1,4 @@
-"""Outcomes of chains: a callback handler that writes them to a log, and LangSmith's feedback by run."""
+"""Outcomes of chains: a callback handler that logs them, and a reader of LangSmith's feedback by run."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from langchain_rcr.pool.outcomes import OutcomeLog, checked_outcome
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 _ASKED = 100
-"""Runs whose feedback is asked for at once: their ids are in an address."""
+"""Runs per request for feedback: their ids are part of the URL."""
 
 
 class OutcomeRecorder(BaseCallbackHandler):
     """Writes what each run of a chain picked, and what came of it, to the retriever's `log`.
 
-    For `chain.invoke(question, {"callbacks": [recorder]})`, with any chain or tool that has the retriever in it. The
-    outermost run ends the question; its id is the log's `run`. A run that fails isn't recorded, nor are the picks of
-    other retrievers. Where a question was picked for twice, as with drafts, the last picks count.
+    For `chain.invoke(question, {"callbacks": [recorder]})`, with any chain or tool that contains the retriever. A
+    question ends with the outermost run, whose id is the log's `run`. Failed runs and the picks of other retrievers
+    aren't recorded. If there were several picks for a question, as with drafts, the last count.
 
     Args:
         retriever: ours, with a `log`.
-        outcome: says how good the chain's output is; None, or a None from it: that comes later, by the run
-            (`OutcomeLog.outcome`, `record_feedback`). So it does where it fails, which LangChain logs.
+        outcome: says how good the chain's output is. If it is None, returns None or fails, which LangChain logs, the
+            outcome comes later, by run (`OutcomeLog.outcome`, `record_feedback`).
 
     Raises:
-        InputError: the retriever is none of ours, or has no log.
+        InputError: the retriever isn't ours, or has no log.
     """
 
     def __init__(
         self, retriever: SequentialCompositionalRetriever, outcome: Callable[[Any], float | None] | None = None
     ) -> None:
-        # LangChain only logs what a handler raises later.
+        # Check now: LangChain only logs what a handler raises later.
         if getattr(retriever, "log", None) is None:
             raise InputError('a recorder needs a retriever of ours with a log: log=OutcomeLog("outcomes.jsonl")')
         self._retriever, self._outcome = retriever, outcome
         self._root: dict[UUID, UUID] = {}
-        """Of each run that goes on the outermost one."""
+        """Ongoing run → its outermost run."""
         self._asked: dict[UUID, str] = {}
         self._picked: dict[UUID, dict[str, Sequence[Document]]] = {}
-        """Of each outermost run its questions and picks."""
+        """Outermost run → its questions and picks."""
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
@@ -59,7 +59,7 @@ class OutcomeRecorder(BaseCallbackHandler):
         outcome = None
         try:
             outcome = None if self._outcome is None else checked_outcome(self._outcome(outputs))
-        finally:  # The picks are kept: how good they were can be said later, by the run.
+        finally:  # Record the picks even so: their outcome can come later, by the run.
             self._write(run_id, outcome)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
@@ -68,11 +68,11 @@ class OutcomeRecorder(BaseCallbackHandler):
             known.pop(run_id, None)
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool, which may have the retriever in it, is a run as others."""
+        """A tool begins; it may contain the retriever, so it counts as a run."""
         self.on_chain_start(serialized, input_str, run_id=run_id, parent_run_id=kwargs.get("parent_run_id"))
 
     def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """It has its output."""
+        """A tool has its output."""
         self.on_chain_end(output, run_id=run_id)
 
     def on_retriever_start(
@@ -84,7 +84,7 @@ class OutcomeRecorder(BaseCallbackHandler):
             self._asked[run_id] = query
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
-        """It has its picks."""
+        """A question has its picks."""
         if run_id not in self._asked:  # another retriever's
             return
         root, question = self._root.pop(run_id), self._asked.pop(run_id)
@@ -103,12 +103,12 @@ def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:
     """Append the outcomes that LangSmith has as feedback on a log's runs.
 
     Args:
-        log: what is recorded there without an outcome is asked for.
-        key: the feedback's, such as "correctness"; its score is the outcome, the last one where there are several.
-        client: a `langsmith.Client`; None: one that is configured by the environment.
+        log: feedback is requested for what is recorded there without an outcome.
+        key: the feedback's key, such as "correctness"; the latest score is the outcome.
+        client: a `langsmith.Client`; None: one configured by the environment.
 
     Returns:
-        For how many runs there was one.
+        How many runs had one.
     """
     if client is None:
         from langsmith import Client

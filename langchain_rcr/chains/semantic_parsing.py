@@ -47,7 +47,7 @@ from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 NO_EXAMPLES = "no example is relevant to the question"
-"""Why there is no program where the model wasn't asked."""
+"""The error for a question that the model wasn't asked."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,9 @@ class ParsedProgram:
         program: the program, as the model wrote it; None if no answer could be parsed.
         tree: the parser's result: a `Tree`, or whatever your own parser returns.
         picks: the examples in the prompt, in its order: documents of a retriever, dicts of another selector.
-        answers: the model's answers, verbatim, one for each attempt, those that were taken for drafts first.
+        answers: the model's answers, verbatim, one per attempt, those used as drafts first.
         error: why the last answer is not a program, or can't be run; None if it is one.
-        result: what `execute` gave for the program: rows, for a database.
+        result: what `execute` returned for the program, such as a database's rows.
     """
 
     program: str | None
@@ -95,9 +95,9 @@ def semantic_parsing_chain(
 
     Call it with a question, `chain.invoke("how many rivers are there")`, or with all variables of the prompt,
     `chain.invoke({"source": …})`. It picks the examples once per question, not at each attempt. Bad answers raise no
-    exception (see `ParsedProgram`); exceptions of the model (a lost server, say) and of the retriever propagate, for
+    exception (see `ParsedProgram`). Exceptions of the model, such as a lost server, and of the retriever propagate, for
     `with_retry` and `with_fallbacks`. `batch` and `abatch` call the retriever once for all questions, and the model
-    once per attempt. Further keyword arguments of `invoke`, such as `k`, go to the retriever.
+    once per attempt. Other keyword arguments of `invoke`, such as `k`, go to the retriever.
 
     Args:
         llm: a chat or completion model, bare or wrapped (`bind`, `with_retry`, `with_fallbacks`, a chain to a string).
@@ -107,18 +107,18 @@ def semantic_parsing_chain(
             any words, and "tokens" any text), an object with `parse`, or a function. If it raises, or returns None or
             False, the text is not a program.
         prompt: a `Prompt`, or a LangChain prompt with a place for selected examples, whose selector the picks replace.
-            None: the one that the retriever's checkpoint was trained with; without one, that of the paper's appendix D,
-            or two messages an example for a chat model.
-        execute: runs a program, such as `open_database("books.sqlite")`; what it gives is the answer's `result`. If it
-            raises a `ProgramError`, the model is asked again with the message; any other exception propagates.
-        retries: how many times to ask again, at most, after an answer that is not a program: a chat model gets the
-            reason in a further message, a completion model in a note before the prompt.
-        drafts: how many times to take the model's program for a draft (`retriever.invoke(…, draft=…)`), pick again, and
-            ask again if the picks are others. Needs our retriever, with a family that predicts structures.
-        needs_examples: whether a question for which nothing is picked (see the retriever's `min_relevance`) gets no
-            program, and the model isn't asked. Otherwise it is asked without examples.
-        schema_of: what a `Prompt`'s {schema} stands for, given a question's variables; None: its `db_schema`. If there
-            is a variable `schema`, that counts. One that is longer than `schema_budget` is shortened.
+            None: the one that the retriever's checkpoint was trained with, or else the one in the paper's appendix D
+            or, for a chat model, two messages per example.
+        execute: runs a program, such as `open_database("books.sqlite")`; what it returns is the answer's `result`. If
+            it raises a `ProgramError`, the model is asked again with the message; any other exception propagates.
+        retries: how many times at most to ask again after an answer that is not a program. A chat model gets the reason
+            in another message, a completion model in a note before the prompt.
+        drafts: how many times to use the model's program as a draft (`retriever.invoke(…, draft=…)`), pick again, and
+            ask again if the picks changed. Needs our retriever, with a family that predicts structures.
+        needs_examples: whether to give up on a question for which nothing is picked (see the retriever's
+            `min_relevance`), without asking the model. Otherwise the model is asked without examples.
+        schema_of: gives a `Prompt`'s {schema}, from a question's variables; None: its `db_schema`. A variable `schema`
+            takes precedence. A schema longer than `schema_budget` is shortened.
         source_key: see `few_shot_prompt`; also used with your own `prompt`.
         target_key: see `few_shot_prompt`.
         query_key: the prompt variable with the question; None: as in `few_shot_prompt`, or the only variable of
@@ -166,14 +166,14 @@ def semantic_parsing_chain(
 
 
 def _check(llm: object, retriever: object, execute: object, retries: int, drafts: int) -> None:
-    """Refuse arguments that are of the wrong kind or out of range."""
+    """Refuse arguments of the wrong kind or out of range."""
     if isinstance(llm, BaseRetriever | BaseExampleSelector) or isinstance(retriever, BaseLanguageModel):
         given = f"{type(llm).__name__}, {type(retriever).__name__}"
         raise InputError(f"the model comes first, then the retriever: not {given}")
     if not isinstance(retriever, (BaseExampleSelector, Runnable)):
         raise InputError(f"retriever must be a retriever or an example selector, not {type(retriever).__name__}")
     check_limits(least=0, retries=retries, drafts=drafts)
-    if drafts:  # before any call is paid for
+    if drafts:  # fail before any call is paid for
         inner = innermost(retriever)
         if not isinstance(inner, SequentialCompositionalRetriever):
             raise InputError(f"drafts need a SequentialCompositionalRetriever, not {type(inner).__name__}")
@@ -246,16 +246,16 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         options: dict[str, Any],
         batch_of: Callable[[Runnable[Any, Any]], Callable[..., Any]],
     ) -> list[Any]:
-        """Answer questions in step: each runnable is called once for all that need it.
+        """Answer questions in step: each runnable is called once for all questions that need it.
 
-        `batch_of` gives a runnable's `batch`, and then nothing here waits, or its `abatch`.
+        `batch_of` returns a runnable's `abatch`, or its `batch`, in which case nothing here waits.
 
         Returns:
             For each question its `ParsedProgram`, or the exception that ended it.
         """
 
         async def call(runnable: Runnable[Any, Any], pairs: _Pairs, **more: Any) -> _Pairs:
-            """What a runnable gives for questions, each with an input. A failure ends its question."""
+            """Call a runnable for questions, each with an input. A failure ends its question."""
             if not pairs:
                 return []
             where = [question.config for question, _ in pairs]
@@ -272,7 +272,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return [question.error or question.parsed for question in questions]
 
     async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
-        """The questions with their prompts, after the picks; those that fail are left out."""
+        """The questions with their prompts, made from the picks; those that fail are left out."""
         given = [(each, {**each.variables, PICKED: _shown(each.picks)}) for each in questions]
         asked = await call(self.prompt, given)
         for question, prompt in asked:
@@ -280,7 +280,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return asked
 
     async def _answered(self, asked: _Pairs, call: _Call) -> list[_Question]:
-        """Ask the model, again where an answer is no program; returns the questions that have one now."""
+        """Ask the model, and again if an answer isn't a program; returns the questions that have a program now."""
         reader = RunnableLambda(self._read, name="parse_program")
         done = []
         for left in range(self.retries, -1, -1):
@@ -307,7 +307,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             if isinstance(self.retriever, Runnable):
                 question.query = " ".join(question.variables[key] for key in self._input_keys())
             ours = innermost(self.retriever)
-            # Beside what the call, `bind` and the retriever as configured say: it replaces nothing.
+            # These add to the options of the call, `bind` and the configured retriever, and replace none of them.
             if isinstance(ours, SequentialCompositionalRetriever):
                 group = ours.picks_within
                 if not group or group in question.variables:
@@ -317,7 +317,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return question
 
     async def _pick(self, questions: list[_Question], call: _Call, options: Mapping[str, Any]) -> list[_Question]:
-        """Pick examples; the questions that come back have others than before."""
+        """Pick examples; returns the questions whose picks have changed."""
         picker = self.retriever
         if not isinstance(picker, Runnable):
             picker = RunnableLambda(picker.select_examples, picker.aselect_examples, type(picker).__name__)
@@ -325,7 +325,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         twins: Counter[str] = Counter()
         for question in questions:
             key = repr(question.options)
-            if question.parsed is not None:  # A question that is asked twice has a draft each: not in one batch.
+            if question.parsed is not None:  # The same question twice has two drafts, so needs two batches.
                 key += f" {twins[question.query]}"
                 twins[question.query] += 1
             batches.setdefault(key, []).append(question)
@@ -367,7 +367,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return sorted({*named})
 
     def _read(self, given: tuple[Any, Mapping[str, Any]]) -> ParsedProgram:
-        """The program in an answer, and what running it gave; from the model's output and the variables."""
+        """The program in an answer, and the result of running it, from the model's output and the variables."""
         answer, variables = _text(given[0]), given[1]
         reading = read_answer(answer, self.parse, self.language, self.labels)
         program = reading.program or reading.likeliest  # the database may accept what the parser doesn't
@@ -388,12 +388,12 @@ class _Question:
     config: RunnableConfig
     variables: dict[str, Any] = field(default_factory=dict)
     query: Any = None  # for the retriever: a text, or the variables if it is a plain selector
-    options: dict[str, Any] = field(default_factory=dict)  # for the retriever, beside those of the call
+    options: dict[str, Any] = field(default_factory=dict)  # for the retriever, besides those of the call
     picks: tuple[Document | dict[str, Any], ...] = ()
     prompt: Any = None
-    failures: list[tuple[str, str]] = field(default_factory=list)  # answers to it that are no programs, and why
+    failures: list[tuple[str, str]] = field(default_factory=list)  # answers that aren't programs, and why
     answers: tuple[str, ...] = ()
-    parsed: ParsedProgram | None = None  # the result, which the next turn takes for a draft
+    parsed: ParsedProgram | None = None  # the result, which the next turn uses as a draft
     error: Exception | None = None  # what ended it
 
 
@@ -404,7 +404,7 @@ _Call = Callable[..., Awaitable[_Pairs]]
 
 
 def _told(picker: Any, options: Mapping[str, Any]) -> Any:
-    """The retriever with the options that a chain adds, which only ours understand, of fallbacks too."""
+    """The retriever with the options that a chain adds, also in fallbacks; only our retrievers get them."""
     if isinstance(picker, RunnableWithFallbacks):
         fallbacks = [_told(each, options) for each in picker.fallbacks]
         return picker.model_copy(update={"runnable": _told(picker.runnable, options), "fallbacks": fallbacks})
@@ -413,7 +413,7 @@ def _told(picker: Any, options: Mapping[str, Any]) -> Any:
 
 
 def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
-    """A retriever's picks, if they are any."""
+    """A retriever's picks; an `InputError` if they aren't picks."""
     if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
         raise InputError(f"the retriever must return a list of documents or examples, not {type(picks).__name__}")
     return tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
@@ -438,7 +438,7 @@ def _parse_function(parser: object) -> Callable[[str], Any]:
 
 
 def _is_function(value: object) -> TypeGuard[Callable[[str], Any]]:
-    """Whether this can be called, and gives its result at once."""
+    """Whether this is a callable that isn't async."""
     return callable(value) and not isinstance(value, type) and not iscoroutinefunction(value)
 
 

@@ -1,4 +1,4 @@
-"""A chain from a question to SQL and its rows: the schema in the prompt, run read-only, repaired on an error."""
+"""A chain from a question to SQL and its rows: puts the schema in the prompt, runs SQL read-only, repairs errors."""
 
 from __future__ import annotations
 
@@ -41,31 +41,31 @@ def text_to_sql_chain(
 ) -> SemanticParsingChain:
     """A chain that picks examples, has the model write SQL, and runs it read-only.
 
-    SQL that the database refuses goes back to the model with the error. The chain gives a `ParsedProgram`: `program` is
-    the SQL, `result` its rows (a list of tuples), `error` what the database said if no attempt could be run.
+    SQL that the database refuses goes back to the model with the error. The chain returns a `ParsedProgram`: `program`
+    is the SQL, `result` its rows (a list of tuples), `error` the database's message if no attempt could be run.
 
     Args:
         llm: a chat or completion model; see `semantic_parsing_chain`.
         retriever: our retriever, or any other example selector.
         database: `postgresql://…` or the path of a SQLite file, also as SQLAlchemy takes them (`sqlite:///…`). Give
-            PostgreSQL a role that may do nothing but SELECT. Or many SQLite files, of which each question names one by
-            a variable: a folder with `{db_id}/{db_id}.sqlite`, or a template, `data/{tenant}.sqlite`.
-        schema: what the prompt says of the database; None: what a `Prompt` says itself, else `schema_text(database)`.
-            If it is longer than the prompt's `schema_budget`, the tables that question and picks speak of.
+            PostgreSQL a role that may only SELECT. Or many SQLite files, one of which each question names with a
+            variable: a folder with `{db_id}/{db_id}.sqlite`, or a template such as `data/{tenant}.sqlite`.
+        schema: what the prompt says about the database; None: a `Prompt`'s own, else `schema_text(database)`. If it is
+            longer than the prompt's `schema_budget`, it is reduced to the tables that question and picks mention.
         samples: see `schema_text`.
         prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
             checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
-        repairs: how often an error goes back to the model, at most.
+        repairs: how many times at most an error goes back to the model.
         drafts: as in `semantic_parsing_chain`.
         needs_examples: as in `semantic_parsing_chain`.
         timeout_s: seconds a query may take.
-        max_rows: rows it may give.
-        max_processes: queries that may run at the same time, with those that PostgreSQL's server can't stop; of many
-            databases, how many are open.
+        max_rows: rows it may return.
+        max_processes: queries that may run at the same time, including those that PostgreSQL's server can't stop; with
+            many databases, how many are open.
         **keys: `source_key`, `target_key`, `query_key`: as in `semantic_parsing_chain`.
 
     Raises:
-        InputError: the database can't be opened, or as `semantic_parsing_chain`.
+        InputError: the database can't be opened, or as for `semantic_parsing_chain`.
         MissingExtraError: PostgreSQL without psycopg.
     """
     check_limits(least=0, repairs=repairs, samples=samples)
