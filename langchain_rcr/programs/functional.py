@@ -6,12 +6,12 @@ The grammar, over tokens separated by optional whitespace:
     term     = 'quoted value'  |  word+ ("[" [terms] "]")* ["(" [terms] ")"]
     terms    = term ("," term)*
 
-- Several words in a row are a chain: `playing with` is playing → with. Brackets after them belong to the last word:
+- Several words in a row form a chain: `playing with` is playing → with. Brackets after them belong to the last word:
   `playing with ( x )` is playing → with → x.
 - Arguments in square brackets come before those in round ones: `query_attr [ color ] ( x )` has the children color, x.
 - Empty brackets add nothing: `scene ( )` is the leaf `scene`.
 - A quoted value ('…' or "…") keeps its quotes in the label and is always a single argument: no brackets follow it and
-  it joins no chain. Inside, a backslash or a doubled quote escapes. Inside a word, a quote is a letter like any other.
+  it joins no chain. Inside, a backslash or a doubled quote escapes. Inside a word, a quote is an ordinary letter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, chain
 
 _QUOTED = r"""'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*\""""
-# The last alternative swallows the rest of the text, so that one unclosed quote costs one scan, not one per quote.
+# The last alternative consumes the rest of the text, so that one unclosed quote costs one scan, not one per quote.
 _TOKEN = re.compile(rf"""[^\s()\[\],'"][^\s()\[\],]*|[()\[\],]|{_QUOTED}|['"].*""", re.DOTALL)
 _IS_QUOTED = re.compile(_QUOTED, re.DOTALL)
 
@@ -44,8 +44,8 @@ def _parse(tokens: list[str]) -> Tree | None:
     terms: list[Tree] = []  # the finished terms of the open bracket
     words: list[str] = []  # the words of the term being read
     args: list[Tree] | None = None  # the arguments of words[-1] after a closed square bracket
-    term: Tree | None = None  # the term, once nothing but a comma or a closing bracket may follow
-    promised = False  # one more term, by a comma
+    term: Tree | None = None  # the term, once only a comma or a closing bracket may follow
+    promised = False  # whether a comma requires one more term
     outer: list[tuple[str, list[Tree], list[str], list[Tree]]] = []  # opening brackets, and what precedes them
     for lexeme in tokens:
         if lexeme in "([":

@@ -1,17 +1,17 @@
 """JSON: tool calls, and any other value.
 
-- A call is a node named after the tool, with a child per argument and the value below it. Known forms:
-  `{"name": …, "arguments": {…}}` (also `args`, `parameters`, `input`), `{"action": …, "action_input": …}`,
-  `{"tool": …, "tool_input": …}`, and OpenAI's `{"function": {"name": …, "arguments": "<JSON in a string>"}}`.
-  `id`, `type` and `index` beside them are left out; other keys are further children. Beside a `name` they make no call,
-  but data, unless `arguments` or `args` hold an object.
+- A call is a node named after the tool, with a child per argument and the value below it. Known forms: `{"name": …,
+  "arguments": {…}}` (also `args`, `parameters`, `input`), `{"action": …, "action_input": …}`, `{"tool": …,
+  "tool_input": …}`, and OpenAI's `{"function": {"name": …, "arguments": "<JSON in a string>"}}`. `id`, `type` and
+  `index` beside them are left out; other keys are further children. With other keys beside a `name`, an object is data
+  rather than a call, unless `arguments` or `args` hold an object.
 - Any other object is the node `object` with a child per key and the value below it; a list is the node `array`.
 - JSON objects are unordered, so keys are sorted: two calls that differ in the order of their arguments are one tree.
-- A string keeps its double quotes in the label, a number stands as written, `true`, `false` and `null` are leaves.
+- A string keeps its double quotes in the label, a number is kept as written, `true`, `false` and `null` are leaves.
 
-And sets of names, such as the tools that a request needs: a JSON list of strings, as in `["search_flights", "book"]`.
+Also sets of names, such as the tools that a request needs: a JSON list of strings, as in `["search_flights", "book"]`.
 The tree is a node `set` with the names below it, sorted, each once. Neither order nor repetition means anything, so
-that local structures are cut to single labels (`max_size` 1).
+local structures are limited to single labels (`max_size` 1).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _FORMS = (
 _BESIDE = {"id", "type", "index"}
 
 
-# What `unfold` carries: a value, or the label of a key or number with what is below it.
+# What `unfold` handles: a value, or the label of a key or number with what is below it.
 _Node = tuple[str, Sequence[Any]]
 
 
@@ -68,7 +68,7 @@ class SetParser:
 
 
 def tool_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """Return the name and the arguments of each call of a program that is one, or a list of them; else nothing."""
+    """Return name and arguments of each call in a program that is a call or a list of calls; otherwise nothing."""
     try:
         value = _plain(text)
         found = value if isinstance(value, list) else [value]
@@ -108,7 +108,7 @@ def _keys(value: dict[str, Any]) -> list[_Node]:
 
 
 def _call(value: dict[str, Any], read: Callable[[str], Any] = _read) -> tuple[str, Any, list[_Node]] | None:
-    """A call's name, its arguments and what stands beside them; None for what is no call."""
+    """A call's name, its arguments and what stands beside them; None if it isn't a call."""
     beside: list[_Node] = []
     if isinstance(value.get("function"), dict):
         beside, value = _beside(value, "function"), value["function"]

@@ -23,8 +23,8 @@ PARSERS = {
     "set": "langchain_rcr.programs.json_:SetParser",
     "tokens": "langchain_rcr.programs.tokens:TokensParser",
 }
-"""Language → module:class of its parser. Of those that read equally many programs the first is meant: functional reads
-simple SQL and JSON, too, and python reads most functional programs."""
+"""Language → module:class of its parser. If several read equally many programs, the first is taken: functional also
+reads simple SQL and JSON, and python most functional programs."""
 
 TOKENS = "tokens"
 """The language that reads any text: a chain of tokens, whose local structures are n-grams."""
@@ -35,26 +35,26 @@ LANGUAGES = PARSERS.keys()
 
 @runtime_checkable
 class ProgramParser(Protocol):
-    """Parses one program language. An attribute `about` says in what the language differs from the defaults."""
+    """Parses one program language. An attribute `about` says how the language differs from the defaults."""
 
     def parse(self, text: str) -> Tree | None:
-        """Return the program's tree, or None for what is not a program; no text makes it raise."""
+        """Return the program's tree, or None for what is not a program; never raises, whatever the text."""
         ...
 
 
 @dataclass(frozen=True)
 class About:
-    """What has to be known of a language beside how to parse it.
+    """What must be known about a language besides how to parse it.
 
     Attributes:
         extra: this distribution's extra that the parser needs.
         on_one_line: programs have one line each.
         like_prose: a program may begin with any words and a colon.
-        inner_values: nodes with children may be values, too.
-        is_json: programs are JSON, which is only a wrapping around those of other languages.
-        fences: parts of the tags of Markdown fences around programs; none: any tag will do.
+        inner_values: nodes with children may be values too.
+        is_json: programs are JSON, which is only a wrapper around those of other languages.
+        fences: substrings of the tags of Markdown fences around programs; none: any tag will do.
         in_prose: finds programs amid prose, the likeliest first.
-        is_ordered: whether the rows that a program gives have an order.
+        is_ordered: tells whether a program's rows have an order.
     """
 
     extra: str = ""
@@ -72,7 +72,7 @@ def get_parser(language: str = "functional") -> ProgramParser:
     """Return the parser of a language.
 
     Args:
-        language: one of LANGUAGES; one that has dialects may be followed by `:` and a dialect, as in `sql:postgres`.
+        language: one of LANGUAGES; `:` and a dialect may follow one that has dialects, as in `sql:postgres`.
 
     Raises:
         InputError: the language or dialect is unknown; the message suggests the nearest one.
@@ -89,7 +89,7 @@ def get_parser(language: str = "functional") -> ProgramParser:
 
 
 def _with_dialect(name: str) -> str | None:
-    """The language of which this is a dialect, or nearly, as in `sql:sqlite`; None: of none."""
+    """The language of which this is, or resembles, a dialect, as in `sql:sqlite`; None: none."""
     for language, where in PARSERS.items():
         with suppress(MissingExtraError):
             dialects = getattr(pkgutil.resolve_name(where), "dialects", ())
@@ -99,7 +99,7 @@ def _with_dialect(name: str) -> str | None:
 
 
 def about(language: str | None) -> About:
-    """Return what is known of a language; None: unknown, a parser of the user's."""
+    """Return what is known about a language; None: an unknown one, with the user's own parser."""
     if language is None:
         return About(like_prose=True)
     found: About = getattr(get_parser(language), "about", About())

@@ -1,13 +1,13 @@
-"""Python calls and expressions, by the standard library's `ast`; nothing is evaluated.
+"""Python calls and expressions, parsed with the standard library's `ast`; nothing is evaluated.
 
 - `f(x, key=1)` is the node `f` with the children x and `key=` → 1; keyword arguments are sorted by name, since their
-  order means nothing. `a.b(c)` is the node `a.b`; a method of something other than a name is `.method`, with that
-  thing as its first child: `f(x).g(y)` is `.g` with the children f → x and y.
+  order means nothing. `a.b(c)` is the node `a.b`; a method of anything but a name is `.method`, with that object as its
+  first child: `f(x).g(y)` is `.g` with the children f → x and y.
 - Operators are their signs, with their operands below; `a < b < c` is `<,<`. A number with a sign is one leaf.
 - Displays are `list`, `tuple`, `set` and `dict` (a child `:` per entry); subscripts are `[]`.
 - Everything else is named after its `ast` class in lower case, with the names it carries as leaves in front. Several
   statements are the children of `module`.
-- A string is a leaf in Python's own quoting, a number stands as Python writes it.
+- A string is a leaf in Python's own quoting, a number is a leaf as Python writes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from langchain_rcr.programs.tree import Tree, unfold
 logger = logging.getLogger(__name__)
 
 _MAX_CHARACTERS = 400_000  # takes about a second if the statements are as short as possible
-_MAX_FIELDS = 8_000  # of f-strings: Python up to 3.11 takes time by their square, 11 s for 130,000
+_MAX_FIELDS = 8_000  # of f-strings: Python up to 3.11 takes quadratic time, 11 s for 130,000
 _F_STRING = re.compile(r"""(?<!\w)(?:[fF][rR]?|[rR][fF])['"]""")
 
 
@@ -37,7 +37,7 @@ _SIGNS: dict[type[ast.AST], str] = {
     **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
 }
 
-# What `unfold` carries: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
+# What `unfold` handles: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
 _Piece = ast.AST | tuple[str, Sequence[Any]]
 
 
@@ -47,7 +47,7 @@ class PythonParser:
     about = About(like_prose=True, fences=("py",))
 
     def parse(self, text: str) -> Tree | None:
-        """Return the program's tree, or None for what is not Python, or more than Python's own parser takes."""
+        """Return the program's tree, or None for what is not Python, or too much for Python's own parser."""
         has_fields = text.count("{") > _MAX_FIELDS and _F_STRING.search(text)
         if len(text) > _MAX_CHARACTERS or has_fields:
             said = f"f-strings of more than {_MAX_FIELDS:,} fields" if has_fields else f"more than {_MAX_CHARACTERS:,}"
@@ -106,7 +106,7 @@ def _unary(node: ast.UnaryOp) -> tuple[str, Sequence[_Piece]]:
 def _written(value: object) -> str:
     try:
         return "..." if value is ... else repr(value)
-    except ValueError:  # an integer of over 4,300 digits, which Python writes in hexadecimal only
+    except ValueError:  # an integer of over 4,300 digits, which Python only writes in hexadecimal
         return f"{value:#x}"
 
 

@@ -1,4 +1,4 @@
-"""Results of functions of texts, remembered for so many characters: what is read of one answer may take 100 MB."""
+"""A cache for functions of texts, bounded in characters: the result for a single answer may take 100 MB."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 _EACH = 100
-"""Characters that a call counts for beside those of its texts."""
+"""What a call counts for in characters, besides its texts."""
 
 
 def remembered(most: int) -> Callable[[F], F]:
-    """Return a decorator that remembers a function's results, of the latest calls that were new.
+    """Return a decorator that remembers a function's results for the latest distinct calls.
 
     Threads may call the function at the same time; two that ask for the same new result may both compute it.
 
     Args:
-        most: characters of the strings among the arguments of all calls that are remembered; what is read of a text
-            takes memory in proportion. A call with more by itself isn't remembered.
+        most: characters in the string arguments of all remembered calls, as results take memory in proportion. A call
+            that exceeds it alone isn't remembered.
     """
 
     def decorate(function: F) -> F:
@@ -29,7 +29,7 @@ def remembered(most: int) -> Callable[[F], F]:
         @wraps(function)
         def call(*arguments: Any) -> Any:
             nonlocal held
-            found = kept.get(arguments)  # nothing is moved, so nothing is locked
+            found = kept.get(arguments)  # nothing is moved, so no lock is needed
             if found is not None:
                 return found[0]
             value = function(*arguments)

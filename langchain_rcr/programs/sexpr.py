@@ -1,10 +1,10 @@
 """S-expressions: Lispress, lambda calculus.
 
 A list is a node: its head, if an atom, is the label and the rest are the children, in order. A list that is empty or
-begins with a list or a string gets the label `<list>` and keeps all its elements as children. Lispress's reader mark
-`#( … )` reads as the plain list, a quoted list `'( … )` as `(quote ( … ))`. A string ("…", backslash escapes) keeps its
-quotes; keywords such as `:output` are atoms like any other. A comment runs from a `;` that doesn't continue an atom to
-the end of the line.
+begins with a list or a string gets the label `<list>` and keeps all its elements as children. Lispress's reader macro
+`#( … )` is read as a plain list, a quoted list `'( … )` as `(quote ( … ))`. A string ("…", backslash escapes) keeps its
+quotes; keywords such as `:output` are ordinary atoms. A comment runs from a `;` that doesn't continue an atom to the
+end of the line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from langchain_rcr.programs.tree import Tree
 LIST = "<list>"
 
 _STRING = r'"[^"\\]*(?:\\.[^"\\]*)*"'
-# The last alternative swallows the rest of the text, so that one unclosed string costs one scan, not one per quote.
+# The last alternative consumes the rest of the text, so that an unclosed string costs one scan, not one per quote.
 _TOKEN = re.compile(rf"""'?#?\(|\)|;[^\n]*|[^\s()"]+|{_STRING}|".*""", re.DOTALL)
 _IS_STRING = re.compile(_STRING, re.DOTALL)
 
@@ -32,7 +32,7 @@ class SExpressionParser:
         tokens: list[str] = [token for token in _TOKEN.findall(text) if token[0] != ";"]
         if not tokens or (tokens[-1][0] == '"' and not _IS_STRING.fullmatch(tokens[-1])):
             return None
-        open_lists: list[tuple[int, bool]] = []  # where each one's elements begin, whether it is quoted
+        open_lists: list[tuple[int, bool]] = []  # where its elements begin, whether it is quoted
         heads: list[str] = []
         elements: list[Tree] = []
         just_opened = False

@@ -15,7 +15,7 @@ from langchain_rcr.programs.tree import Tree
 from langchain_rcr.programs.values import anonymize, values
 
 LARGEST = 8
-"""Of `max_size`: time and memory grow with its square."""
+"""The limit of `max_size`: time and memory grow with its square."""
 
 
 @dataclass(frozen=True)
@@ -24,10 +24,10 @@ class ProgramSpec:
 
     Attributes:
         language: the program language, see `get_parser`.
-        anonymize: replace strings, numbers and `_` by constants (section 3); "names": those of tables and columns, too,
-            in a language that has them (sql), for pools of several databases.
+        anonymize: replace strings, numbers and `_` by constants (section 3); "names": also the names of tables and
+            columns, in a language that has them (sql), for pools of several databases.
         max_size: the size of the largest local structures, the paper's l = 4; 1 to 8.
-        implied: values that stay, since no question names them; see `implied_values`.
+        implied: values that stay, since questions don't name them; see `implied_values`.
 
     Raises:
         InputError: an unknown language, max_size out of its range, or `implied` doesn't hold strings.
@@ -55,11 +55,11 @@ class ProgramSpec:
 
     @property
     def named(self) -> ProgramSpec:
-        """The same with the names of tables and columns, by which answers are judged."""
+        """The same with the names of tables and columns kept, for judging answers."""
         return replace(self, anonymize=bool(self.anonymize))
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attributes, `implied` where there are any; its digests are those of earlier versions."""
+        """Return the attributes, with `implied` only if there are any, so that digests match earlier versions."""
         first = {"language": self.language, "anonymize": self.anonymize, "covr_classes": False}
         return {**first, "max_size": self.max_size, **({"implied": self.implied} if self.implied else {})}
 
@@ -68,7 +68,7 @@ class ProgramSpec:
         """Read what `to_json` returned.
 
         Raises:
-            InputError: as the class; an earlier version has replaced COVR's words by classes.
+            InputError: as for the class; or an earlier version replaced COVR's words by classes.
             TypeError: it is something else.
         """
         fields = {**value}
@@ -91,8 +91,8 @@ class ProgramSpec:
     def _parsed(self, text: str) -> Tree | None:
         return _parsed(self.language, self.anonymize == "names", text)
 
-    # Fitting, holding out and encoding ask for the same programs. Names are interned: programs share most of theirs.
-    # Some 30 bytes for each character, up to 200.
+    # Fitting, holding out and encoding ask for the same programs. Names are interned, as programs share most of them.
+    # Takes about 30 bytes per character, up to 200.
     @remembered(1 << 23)
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""
@@ -109,7 +109,7 @@ class ProgramSpec:
         return " ".join(text.split()) if tree is None else str(tree)
 
 
-# Shared by specs with implied values and without. Some 10 bytes for each character, up to 80.
+# Shared by specs with and without implied values. Takes about 10 bytes per character, up to 80.
 @remembered(1 << 21)
 def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     parser: Any = get_parser(language)

@@ -1,7 +1,7 @@
 """SQL statements, read by sqlglot; `sql_tree` says what their trees look like.
 
-Several statements are the children of `statements`; EXPLAIN and CALL have what they explain and call below them. Of
-Jinja, `{{ … }}` stands for a name or a value and is a leaf, as it is written; a block, or a macro call that stands for
+Several statements are the children of `statements`; EXPLAIN and CALL have what they explain or call below them. In
+Jinja, `{{ … }}` stands for a name or a value and is a leaf, as written. A block, or a macro call that stands for
 neither (`{% if … %}`, `{{ config(…) }}` at the beginning), is a leaf beside the statements, which are read without it.
 """
 
@@ -29,18 +29,18 @@ from langchain_rcr.programs.sql_tree import PLACEHOLDER, SqlExpander
 
 logger = logging.getLogger(__name__)
 
-# sqlglot descends recursively, some 20 Python frames a bracket, and reads a token in about 15 µs; each [1] or .f() of
-# `a[1][1].f()` takes about as long as all before it.
+# sqlglot recurses, with about 20 Python frames per bracket, and reads a token in about 15 µs; each [1] or .f() of
+# `a[1][1].f()` takes about as long as everything before it.
 _MAX_DEPTH = 32
 _MAX_TOKENS = 30_000
-# It searches the string of an interval in quadratic time, 3 s for 5,000 digits.
+# It searches an interval's string in quadratic time, 3 s for 5,000 digits.
 _LONGEST_INTERVAL = 200
 _MAX_JINJA = 500
 _TOKEN = re.compile(r"""'[^']*'|"[^"]*"|\w+|\S""")
 _NESTING = {**dict.fromkeys(("(", "[", "{", "case"), 1), **dict.fromkeys((")", "]", "}", "end"), -1)}
 _PREFIXES = frozenset({"not", "-", "+", "~"})
 _LINKS, _CLOSERS, _OPERATORS = frozenset("[.:"), frozenset(")]"), frozenset("+-*/%=<>|&,;")
-# Older sqlglot lacks some.
+# Older versions of sqlglot lack some.
 _STATEMENT_NAMES = """
     Alter AlterSession Analyze Attach Block Cache Comment Commit DDL DML Declare Describe Detach Drop Execute Export Get
     Grant IfBlock Kill LoadData Pivot Pragma Put Query Refresh Revoke Rollback Set Show Summarize Transaction
@@ -51,17 +51,17 @@ _REPLACE = re.compile(r"\A\s*replace(?=\s+into\b)", re.IGNORECASE)
 _EXPLAINED = re.compile(
     r"\s*(query\s+plan|plan\s+for|analy[sz]e|verbose|extended|formatted|partitions|\([^()]*\))(?!\w)", re.IGNORECASE
 )
-# What isn't closed takes the rest of the text, so that it costs one scan.
+# What isn't closed takes the rest of the text, to cost only one scan.
 _JINJA = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?(?:\}\}|\Z)|\{%.*?(?:%\}|\Z)|\{\#.*?(?:\#\}|\Z))""", re.DOTALL
 )
 _LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
-# Prose has them with a capital letter, or elsewhere.
+# In prose they are capitalised, or stand elsewhere.
 _BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
 _PARAGRAPHS = 4
-"""Last paragraphs of a text in which statements are looked for; all before count as one."""
+"""How many paragraphs at the end of a text are searched for statements; all before count as one."""
 
 
 class SqlParser:
@@ -74,7 +74,7 @@ class SqlParser:
         InputError: sqlglot knows no such dialect.
     """
 
-    # Newer dialects are in the list alone, which older sqlglot lacks.
+    # Newer dialects are only in `DIALECTS`, which older versions of sqlglot lack.
     dialects = tuple(
         sorted({member.value for member in Dialects} - {""} | {*map(str.lower, getattr(known, "DIALECTS", ()))})
     )
@@ -88,11 +88,11 @@ class SqlParser:
         self.about = About(extra="sql", fences=fences, in_prose=_statements_in, is_ordered=_has_order)
 
     def parse(self, text: str) -> Tree | None:
-        """Return the tree of a statement, or of several; None for what is none, or is too long or deep."""
+        """Return the tree of one or several statements; None if it is neither, or too long or deep."""
         return self._tree(text, names=True)
 
     def shape(self, text: str) -> Tree | None:
-        """`parse`, with constants for the names of tables and columns."""
+        """`parse`, with constants in place of the names of tables and columns."""
         return self._tree(text, names=False)
 
     def _tree(self, text: str, *, names: bool) -> Tree | None:
@@ -107,12 +107,11 @@ class SqlParser:
             tree = _with_jinja(expander.tree(("statements", statements)), leaves, blocks, names)
             return tree if len(tree.children) > 1 else tree.children[0]
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            # Jinja that isn't closed, a syntax tree that only odd input has, or a caller that left less stack than
-            # _MAX_DEPTH allows for.
+            # Unclosed Jinja, an odd syntax tree from odd input, or a caller that left less stack than _MAX_DEPTH needs.
             return None
 
     def _statements(self, text: str) -> list[Any]:
-        """The statements of a text, as `SqlExpander.tree` takes them; none if one of them isn't read."""
+        """The statements of a text, as `SqlExpander.tree` takes them; none if one of them can't be read."""
         found = [self._statement(each) for each in self._parsed(_REPLACE.sub("insert or replace", text, count=1))]
         return [] if None in found else found
 
@@ -128,7 +127,7 @@ class SqlParser:
             called = self._parsed(f"select {rest}") if word == "call" else []
             functions = called[0].args.get("expressions") or [] if len(called) == 1 else []
             return ("call", functions) if len(functions) == 1 and isinstance(functions[0], exp.Func) else None
-        # `select` alone, which sqlglot accepts, is none
+        # a bare `select`, which sqlglot accepts, isn't a statement
         return node if isinstance(node, _STATEMENTS) and any(node.args.values()) else None
 
     def _explained(self, text: str) -> Any:
@@ -142,26 +141,26 @@ class SqlParser:
     def _parsed(self, text: str) -> list[Any]:
         _quiet.active = True
         try:
-            # A comment behind the semicolon is a statement to sqlglot, of the kind Semicolon.
+            # To sqlglot, a comment after the semicolon is a statement of the kind Semicolon.
             return [each for each in self._dialect.parse(text) if each and each.key != "semicolon"]
-        except Exception:  # on odd input sqlglot raises exceptions of any kind, such as RecursionError
+        except Exception:  # on odd input sqlglot raises any kind of exception, such as RecursionError
             return []
         finally:
             _quiet.active = False
 
 
 def _without_jinja(text: str) -> tuple[str, list[str], list[str]]:
-    """A text with a name in the place of each `{{ … }}`, what these names stand for, and the blocks that were left out.
+    """A text with a name in place of each `{{ … }}`, what these names stand for, and the blocks that were left out.
 
     Raises:
-        ValueError: Jinja that isn't closed, or too much of it.
+        ValueError: there is unclosed Jinja, or too much of it.
     """
     if not ("{{" in text or "{%" in text or "{#" in text):
         return text, [], []
     parts: list[str] = []
     leaves: list[str] = []
     blocks: list[str] = []
-    at, begins = 0, True  # nothing but blanks, comments and blocks so far
+    at, begins = 0, True  # only blanks, comments and blocks so far
     for match in _JINJA.finditer(text):
         before, block, at = text[at : match.start()], match[1], match.end()
         parts += [before, match[0] if block is None else " "]
@@ -199,11 +198,11 @@ def _with_jinja(tree: Tree, leaves: Sequence[str], blocks: Sequence[str], names:
 
 
 def _is_tractable(text: str) -> bool:
-    """Whether sqlglot reads a text in about the time of its tokens, and those are few enough; says so if not."""
+    """Whether sqlglot reads a text in time linear in its tokens, and there are few enough; logs it if not."""
     depth = prefixes = work = interval = 0
     begins = [0] * (_MAX_DEPTH + 2)  # where the operand begins, at each depth
     last = refused = ""
-    strings_are_short = "generate_series" in text.lower()  # its last may be an interval without the word
+    strings_are_short = "generate_series" in text.lower()  # its last argument may be an interval without the keyword
     for count, match in enumerate(_TOKEN.finditer(text)):
         length = match.end() - match.start()
         token = match[0].lower() if length < 9 else match[0][0]
@@ -233,12 +232,12 @@ def _is_tractable(text: str) -> bool:
 
 
 def _statements_in(text: str) -> Iterator[str]:
-    """The statements amid prose, the last first, each as long as can be."""
+    """The statements amid prose, the last first, each as long as possible."""
     ends = [*(match.start() for match in _BLANK_LINE.finditer(text)), len(text)][-_PARAGRAPHS:]
     starts = []
     for begin, end in zip([0, *ends], ends, strict=False):
         found = _BEGINNING.search(text, begin, end)
-        # Within brackets it is a part of a program that doesn't parse.
+        # Within brackets it is part of a program that doesn't parse.
         if found and text.count("(", 0, found.start(1)) == text.count(")", 0, found.start(1)):
             starts.append(found.start(1))
     for end in reversed(ends):

@@ -1,4 +1,4 @@
-"""What sqlglot's nodes hold: their arguments in order, what they read from, what is noise in them."""
+"""What sqlglot's nodes hold: their arguments in order, what they read from, and what is noise."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sqlglot import exp
 SET_OPERATIONS = ("union", "except", "intersect")
 CHANGES = ("update", "delete", "merge")
 QUERIES = ("select", *SET_OPERATIONS, *CHANGES)
-# All that sqlglot tells of a statement is in its tree, save for what is named here: by the name of an argument, or by
-# that of a node and an argument.
+# Everything that sqlglot knows about a statement is in its tree, except what is listed here, by the name of an
+# argument, or of a node and an argument.
 _LEFT_OUT = {
     "a name that the writer chose": "alias pivot.columns",
     "how it is written": "datatype.nested literal.is_string limitoptions.rows coalesce.is_nvl coalesce.is_null "
@@ -30,7 +30,7 @@ _LEFT_OUT = {
     "prefixed_pivot_columns pivot_column_naming value_columns_first",
 }
 _NOT_SAID = frozenset(" ".join(_LEFT_OUT.values()).split())
-# What is said for True and False, where it isn't the argument's name, or nothing.
+# The words for True and False, where they aren't the argument's name, or nothing.
 _TRUE = {"unnest.offset": "ordinality", "lock.wait": "nowait"}
 _FALSE = {"lock.wait": "skip locked", "cte.materialized": "not materialized"}
 _TABLE_PARTS = ("pivots", "sample", "version", "when", "changes", "partition", "ordinality", "only")
@@ -59,19 +59,19 @@ def arguments(kind: Any) -> tuple[str, ...]:
 
 
 def argument(node: Any, name: str) -> Any:
-    """The value of an argument, by the name that older versions have."""
+    """The value of an argument, by its name in older versions."""
     # sqlglot 28 renamed `from` and `with` to `from_` and `with_`.
     value = node.args.get(name)
     return node.args.get(f"{name}_") if value is None else value
 
 
 def is_node(value: Any) -> bool:
-    """Whether a value is a part of the syntax tree."""
+    """Whether a value is part of the syntax tree."""
     return hasattr(value, "arg_types")
 
 
 def said_of(value: Any, name: str) -> str | None:
-    """The word for a plain value of an argument; for True and False, by the argument's name; None: there is none."""
+    """The word for an argument's plain value; for True and False it depends on the argument's name; None: no word."""
     if isinstance(value, bool):
         return _TRUE.get(name, name.partition(".")[2].strip("_").replace("_", " ")) if value else _FALSE.get(name)
     return None if value is None else str(getattr(value, "value", value)).lower()
@@ -103,13 +103,13 @@ def relations_of(query: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def joins_of(node: Any, name: str) -> list[tuple[Any, Any]]:
-    """What is joined to a node, each with its join."""
+    """The relations joined to a node, each with its join."""
     joined = node.args.get(name) or []
     return [(item.this, item) if name == "joins" else (item, None) for item in joined]
 
 
 def flattened(relations: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]:
-    """Yield relations, each with its join, and those in brackets one by one."""
+    """Yield relations, each with its join; those in brackets one by one."""
     stack = [*relations][::-1]
     while stack:
         relation, join = stack.pop()
@@ -123,13 +123,13 @@ def flattened(relations: Iterable[tuple[Any, Any]]) -> Iterator[tuple[Any, Any]]
 
 
 def word_of(node: Any) -> str:
-    """The word that a string is as a unit or a format; empty where it is neither."""
+    """The word that a string stands for as a unit or a format; empty if it is neither."""
     text = node.name if isinstance(node, exp.Literal) and node.is_string else ""
     return text.lower() if _UNIT.fullmatch(text) else text if _FORMAT.search(text) else ""
 
 
 def first_select(query: Any) -> Any:
-    """The first SELECT of a query, of a union say; None if there is none."""
+    """The first SELECT of a query, such as a union; None if there is none."""
     while query is not None and query.key in (*SET_OPERATIONS, "subquery", "paren"):
         query = query.this
     return query if query is not None and query.key == "select" else None

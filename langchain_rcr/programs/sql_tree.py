@@ -1,18 +1,18 @@
-"""The tree of a SQL statement: sqlglot's syntax tree with the noise taken out.
+"""The tree of a SQL statement: sqlglot's syntax tree without the noise.
 
 - A node is named after its kind in lower case: select, from, join, where, eq, max. A chain of AND (OR) is one node,
-  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` is a left join. ASC is the unmarked order, and so
-  is the dialect's own order of NULLs.
+  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` is a left join. ASC is left out, and so is the
+  dialect's own order of NULLs.
 - Tables are leaves under `from` and the joins; columns are leaves `table.column`. Aliases are names that the writer
   chose, so they don't appear: a column belongs to the table that its alias stands for (`subquery` and `cte` for what
-  has no name itself), and an aliased expression is known by its column or kind. A column without a table gets it
-  where the query reads just one. Two aliases of one table read the same.
-- What changes a table as it is read (PIVOT, TABLESAMPLE, FOR SYSTEM_TIME, …) is below it, EXCEPT and REPLACE are below
+  has no name itself), and an aliased expression goes by its column or kind. A column without a table gets one if the
+  query reads just one. Two aliases of one table look the same.
+- What changes a table as it is read (PIVOT, TABLESAMPLE, FOR SYSTEM_TIME, …) is below it; EXCEPT and REPLACE are below
   the star.
 - Names are in lower case, unless quoted in a dialect where quoted names are case-sensitive.
 - A string is a leaf in single quotes, a number a leaf as written; units and formats of date functions are words. In
-  SQLite and in plain `sql`, a double-quoted name that something is compared with is a string: SQLite reads it so if no
-  column has the name, and public text-to-SQL data (GeoQuery, Spider) writes strings that way.
+  SQLite and in plain `sql`, a double-quoted name in a comparison is a string: SQLite reads it so if no column has the
+  name, and public text-to-SQL data (GeoQuery, Spider) writes strings that way.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from langchain_rcr.programs.tree import Tree, unfold
 
 ANON_TABLE, ANON_COLUMN = "ANON_TABLE", "ANON_COLUMN"
 PLACEHOLDER = "__jinja"
-"""What a name begins with that stands for something else than a column or table."""
+"""Prefix of a name that stands for something other than a column or table."""
 _COMPARISONS = ("eq", "neq", "gt", "gte", "lt", "lte", "like", "ilike", "glob", "is", "in", "between")
 _BINARY = ("bytestring", "hexstring", "bitstring")
 _PLAIN_JOINS = frozenset({"INNER", "OUTER", "CROSS"})
-# Nodes whose parts are known by what they are, so that none needs a name where one before it isn't there.
+# Nodes whose parts are identified by their kind, so that none needs a name when an earlier one is missing.
 _BY_KIND = frozenset({*QUERIES, "insert", "create", "case", "table", "in", "limit", "offset", "order"})
 _STAR_PARTS = ("except", "replace", "rename", "ilike")
 # Functions that take units or formats as strings, without underscores.
@@ -73,17 +73,17 @@ class _Scope:
 
     sources: ChainMap[str, _Source] = field(default_factory=ChainMap)
     ctes: ChainMap[str, _Source] = field(default_factory=ChainMap)
-    derived: dict[str, _Source] = field(default_factory=dict)  # by the columns that subqueries and CTEs name
+    derived: dict[str, _Source] = field(default_factory=dict)  # keyed by the columns that subqueries and CTEs name
     aliases: dict[str, str] = field(default_factory=dict)
     sees_aliases: bool = False
 
     def source_of(self, column: str) -> _Source | None:
-        """Return where a column without a table comes from: the only source, or the one that names it."""
+        """Return the source of a column without a table: the only source, or the one that names it."""
         own = self.sources.maps[0]
         return next(iter(own.values())) if len(own) == 1 else self.derived.get(column)
 
 
-# What `unfold` carries: a syntax node with its scope, or a label with what is below it.
+# What `unfold` handles: a syntax node with its scope, or a label with what is below it.
 _Piece = tuple[Any, Any]
 _Node = tuple[str, Sequence[_Piece]]
 
@@ -93,8 +93,8 @@ class SqlExpander:
 
     Args:
         dialect: sqlglot's.
-        double_quotes_are_strings: read a double-quoted name as a string where it is compared with something.
-        names: keep the names of tables and columns; without them, queries to different databases look the same if they
+        double_quotes_are_strings: read a double-quoted name in a comparison as a string.
+        names: keep the names of tables and columns; without them, queries on different databases look the same if they
             do the same.
     """
 
@@ -103,7 +103,7 @@ class SqlExpander:
         self._nulls = dialect.NULL_ORDERING
         self._strings = double_quotes_are_strings
         self._opened: dict[int, _Scope] = {}
-        self._flattened: set[int] = set()  # the nodes whose joins stand elsewhere
+        self._flattened: set[int] = set()  # the nodes whose joins appear elsewhere
         self._rules: dict[str, Callable[[Any, _Scope], _Node]] = {
             "column": self._column_node,
             "table": self._named,
@@ -126,7 +126,7 @@ class SqlExpander:
             **dict.fromkeys(_COMPARISONS, lambda node, scope: (node.key, self._compared(node, scope))),
             **dict.fromkeys(QUERIES, self._query),
         }
-        if type(dialect).__name__ == "SQLite":  # where IS compares anything: newer sqlglot calls it null-safe
+        if type(dialect).__name__ == "SQLite":  # there IS compares anything, which newer sqlglot calls null-safe
             self._rules["nullsafeeq"] = lambda node, scope: ("is", self._compared(node, scope))
             self._rules["nullsafeneq"] = lambda node, scope: ("not", [("is", self._compared(node, scope))])
 
@@ -143,11 +143,11 @@ class SqlExpander:
         node = bare(node)
         rule = self._rules.get(node.key)
         expanded = rule(node, scope) if rule else (node.key, self._below(node, scope))
-        # NOT LIKE is a LIKE with this argument to sqlglot, a NOT with LIKE below it to older versions.
+        # To sqlglot, NOT LIKE is a LIKE with this argument; to older versions, a NOT with LIKE below it.
         return ("not", [expanded]) if node.args.get("negate") else expanded
 
     def _below(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
-        """What is below a node, but for some arguments, with the units and formats of a date function as words."""
+        """What is below a node, except some arguments, with the units and formats of a date function as words."""
         below = self._rest(node, scope, *taken)
         name = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
         if _DATED.fullmatch(name) or isinstance(node, exp.TimeUnit):
@@ -155,7 +155,7 @@ class SqlExpander:
         return below
 
     def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
-        """What is below a node, but for some arguments."""
+        """What is below a node, except some arguments."""
         pieces: list[_Piece] = []
         names, lacks = arguments(node.__class__), False
         for name in names if node.args.keys() <= node.arg_types.keys() else dict.fromkeys((*names, *node.args)):
@@ -165,7 +165,7 @@ class SqlExpander:
             if not part:
                 lacks = lacks or not node.arg_types.get(name)
             elif lacks and node.key not in _BY_KIND and is_node(node.args[name]) and not node.arg_types.get(name):
-                # `a[:1]` has not what `a[1:]` has, in its place.
+                # `a[:1]` lacks what `a[1:]` has in its place.
                 said = name.rstrip("_")
                 is_known = node.args[name].key.startswith(("var", said.replace("_", "")))
                 part = part if is_known else [(said, part)]
@@ -208,7 +208,7 @@ class SqlExpander:
     def _ordered(self, node: Any, scope: _Scope) -> _Node:
         descends, nulls_first = bool(node.args.get("desc")), bool(node.args.get("nulls_first"))
         piece: _Piece = ("desc", [(node.this, scope)]) if descends else (node.this, scope)
-        # sqlglot fills in what the dialect does by itself.
+        # sqlglot fills in the dialect's default.
         if nulls_first != (self._nulls != "nulls_are_last" and descends != (self._nulls == "nulls_are_small")):
             piece = (f"nulls {'first' if nulls_first else 'last'}", [piece])
         rest = self._rest(node, scope, "this", "desc", "nulls_first")
@@ -254,7 +254,7 @@ class SqlExpander:
         return [subject, *[self._operand(piece) for piece in others]]
 
     def _escape(self, node: Any, scope: _Scope) -> _Node:
-        """LIKE with the character that escapes; of `a NOT LIKE b ESCAPE c`, too, the whole is negated."""
+        """LIKE with its escape character; in `a NOT LIKE b ESCAPE c`, too, the whole is negated."""
         below = self._below(node, scope)
         if not node.this.args.get("negate"):
             return "escape", below
@@ -271,7 +271,7 @@ class SqlExpander:
         if not node.args.get("unpivot"):
             return "pivot", self._rest(node, scope)
         for part, _ in self._rest(node, scope, "unpivot"):
-            # Names of new columns, which older sqlglot takes for columns of the table.
+            # Names of new columns, which older sqlglot mistakes for columns of the table.
             new = part.this if getattr(part, "key", "") == "in" else part
             if getattr(new, "key", "") == "column":
                 new.replace(new.this)
@@ -336,7 +336,7 @@ class SqlExpander:
         return (len(parts) == 1 and scope.ctes.get(parts[0])) or _Source(".".join(parts) if self._names else ANON_TABLE)
 
     def _open(self, query: Any, outer: _Scope) -> _Scope:
-        """Return what a query, and what is inside it, sees."""
+        """Return the scope of a query and what is inside it."""
         if id(query) in self._opened:
             return self._opened[id(query)]
         scope = self._opened[id(query)] = _Scope(_within(outer.sources), _within(outer.ctes))
@@ -395,12 +395,12 @@ class SqlExpander:
 
 
 def _within(names: ChainMap[str, _Source]) -> ChainMap[str, _Source]:
-    # Without the maps that are empty: in a chain of 3,000 unions, all but a query's own.
+    # Drops empty maps: in a chain of 3,000 unions, all but a query's own.
     return ChainMap({}, *filter(None, names.maps))
 
 
 def _pieces(value: Any, scope: _Scope, name: str = "") -> list[_Piece]:
-    """What stands for the value of an argument; of True and False, by the argument's name."""
+    """What represents the value of an argument; for True and False, by the argument's name."""
     if is_node(value):
         return [(value, scope)]
     if isinstance(value, list):

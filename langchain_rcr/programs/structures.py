@@ -1,8 +1,8 @@
 """Local structures of a program (the paper's Appendix B).
 
 A structure of size n is a connected set of n nodes whose leaves are consecutive siblings: a chain from parent to child,
-of any length including none, that ends in a run of one or more consecutive siblings. A virtual `<root>` above the
-program's root can begin a chain, but is not a structure by itself.
+possibly empty, that ends in a run of one or more consecutive siblings. A virtual `<root>` above the program's root can
+begin a chain, but is not a structure by itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _LONGEST_LABEL = 100
 def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
     r"""Return the names of all local structures of up to `max_size` nodes.
 
-    A name reads `with_relation -> filter <-> playing`: a chain by `->`, siblings by `<->`. In a label, a backslash is
-    doubled, `->` becomes `-\>` and a label `<root>` becomes `\<root>`, so different structures have different names.
-    A label of more than 100 characters is cut there and followed by `\#` and a digest, so that time and memory are
-    linear in the size of the program, whatever its shape.
+    A name looks like `with_relation -> filter <-> playing`: `->` joins a chain, `<->` siblings. In a label, a backslash
+    is doubled, `->` becomes `-\>` and a label `<root>` becomes `\<root>`, so different structures have different names.
+    A label of more than 100 characters is cut there and followed by `\#` and a digest. So time and memory are linear in
+    the size of the program, whatever its shape.
 
     Raises:
         InputError: max_size is below 1.
@@ -32,7 +32,7 @@ def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
     if max_size < 1:
         raise InputError(f"max_size: must be at least 1, got {max_size}")
     found: set[str] = set()
-    # Of each family of siblings: the names, and the chains of 0, 1, … nodes above them, each written as a prefix.
+    # For each family of siblings: the siblings, and the chains of 0, 1, … nodes above them, each written as a prefix.
     families: list[tuple[tuple[Tree, ...], list[str]]] = [((tree,), ["", ROOT + CHILD])]
     while families:
         siblings, above = families.pop()
@@ -51,7 +51,7 @@ def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
 
 
 def is_label(name: str) -> bool:
-    """Whether a structure's name is that of a single node; no label contains the separators, see `local_structures`."""
+    """Whether a structure's name is that of a single node; labels don't contain separators, see `local_structures`."""
     return CHILD not in name and SIBLING not in name
 
 

@@ -1,13 +1,13 @@
 """Any text as a chain of tokens: for programs in a language that has no parser of its own.
 
-Each token is the only child of the one before it, so the local structures of the chain are the text's n-grams of up to
-`max_size` tokens, and those that begin the text, after `<root>`. The tokens:
+Each token is the only child of the one before it. So the chain's local structures are the text's n-grams of up to
+`max_size` tokens, and those at its beginning also after `<root>`. The tokens:
 
 - a quoted string ('…' or "…") with its quotes; inside, a backslash or a doubled quote escapes. A quote right after a
   letter or digit is an apostrophe. After a quote that is never closed there are no more strings;
 - a number, such as 12, 0.5 or 1e-3, without a sign;
 - a word: letters, digits and underscores;
-- any other character by itself, save for white space, which only separates.
+- any other character by itself, except white space, which only separates.
 
 Time and memory are linear in the length of the text.
 """
@@ -20,9 +20,9 @@ from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, chain
 
 _QUOTED = r"""(?<!\w)(?:'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*")"""
-# Possessive: no backtracking over digits that turn out to begin a word.
+# Possessive, to avoid backtracking over digits that turn out to begin a word.
 _PLAIN = r"[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?!\w)|\w+|[^\w\s]"
-# The second alternative takes the rest of the text, so that one unclosed quote costs one scan, not one per quote.
+# The second alternative takes the rest of the text, so that an unclosed quote costs one scan, not one per quote.
 _TOKEN = re.compile(rf"""{_QUOTED}|(?<!\w)['"].*|{_PLAIN}""", re.DOTALL)
 _IS_QUOTED = re.compile(_QUOTED, re.DOTALL)
 _WITHOUT_STRINGS = re.compile(_PLAIN)

@@ -18,8 +18,8 @@ _SPECIAL = re.compile(r"[\\(),]")
 class Tree:
     """A node and, below it, its children in order.
 
-    Two trees are equal if shape and labels are. `len(tree)` is the number of nodes, `str(tree)` a canonical text
-    such as `answer(city(all))` that differs for different trees.
+    Two trees are equal if their shapes and labels are. `len(tree)` is the number of nodes; `str(tree)` is a canonical
+    text such as `answer(city(all))`, different for different trees.
 
     Attributes:
         label: the program symbol; a string value keeps its quotes.

@@ -1,8 +1,8 @@
 """The values in programs: which are replaced by constants, and which stay.
 
-Which city a question names has no bearing on the structure of its program (section 3), and can be copied. A value that
-the question implies without naming it (1200 and 1800 for the afternoon) has to be shown to the language model, like any
-symbol of the program.
+Which city a question names has no bearing on the structure of its program (section 3), and the name can be copied. But
+a value that the question implies without naming it (1200 and 1800 for the afternoon) must be shown to the language
+model, like any symbol of the program.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from langchain_rcr.programs.spec import ProgramSpec
 
 FEWEST = 3
-"""Programs that an implied value must be in; in fewer it may be an accident."""
+"""An implied value must be in at least this many programs; in fewer it may be an accident."""
 MOST = 4000
-"""Pairs that are read for implied values; of more, an even sample."""
+"""The most pairs that are read for implied values; more are sampled evenly."""
 
-# Possessive: a long run of digits in something else costs one scan.
+# Possessive, so that a long run of digits in something else costs one scan.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
 _BETWEEN_WORDS = re.compile(r"[\W_]+")
@@ -62,7 +62,7 @@ def _constant(label: str) -> str:
 
 
 def implied_values(pairs: Sequence[tuple[str, str]], spec: ProgramSpec) -> tuple[str, ...]:
-    """The values that most of the questions to whose programs they belong don't name.
+    """The values that most of their programs' questions don't name.
 
     Args:
         pairs: questions and their programs; a pair that is repeated counts once.
@@ -86,7 +86,7 @@ def implied_values(pairs: Sequence[tuple[str, str]], spec: ProgramSpec) -> tuple
 
 
 def _names(text: str, value: str) -> bool:
-    """Whether a question has the words of a value; a long last word may go on, as in a plural."""
+    """Whether a question has the words of a value; a long last word may have an ending, as in a plural."""
     words = _words(value)
     last = words.split()[-1:]
     if last and last[0].isalpha() and len(last[0]) > 3:
