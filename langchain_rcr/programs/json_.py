@@ -1,10 +1,10 @@
 """JSON: tool calls, and any other value.
 
-- A call is a node named after the tool, with a child per argument and the value below it. Known forms: `{"name": …,
-  "arguments": {…}}` (also `args`, `parameters`, `input`), `{"action": …, "action_input": …}`, `{"tool": …,
-  "tool_input": …}`, and OpenAI's `{"function": {"name": …, "arguments": "<JSON in a string>"}}`. `id`, `type` and
-  `index` beside them are left out; other keys are further children. With other keys beside a `name`, an object is data
-  rather than a call, unless `arguments` or `args` hold an object.
+- A call is a node named after the tool, with a child per argument and the value below it. Known forms:
+  `{"name": …, "arguments": {…}}` (also `args`, `parameters`, `input`), `{"action": …, "action_input": …}`,
+  `{"tool": …, "tool_input": …}`, and OpenAI's `{"function": {"name": …, "arguments": "<JSON in a string>"}}`.
+  `id`, `type` and `index` beside them are left out; other keys are further children. With other keys beside a `name`,
+  an object is data rather than a call, unless `arguments` or `args` hold an object.
 - Any other object is the node `object` with a child per key and the value below it; a list is the node `array`.
 - JSON objects are unordered, so keys are sorted: two calls that differ in the order of their arguments are one tree.
 - A string keeps its double quotes in the label, a number is kept as written, `true`, `false` and `null` are leaves.
