@@ -1,6 +1,7 @@
-"""One event loop on a thread of its own, where async clients live.
+"""One event loop on its own thread, where async clients live.
 
-A client's connections belong to the loop they were opened on, but callers come from threads and short-lived loops.
+A client's connections belong to the loop on which they were opened, but callers come from threads and short-lived
+loops.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ class BackgroundLoop:
 
     def __init__(self) -> None:
         self.loop = asyncio.SelectorEventLoop()  # psycopg doesn't work on Windows' default kind
-        # Models without async methods block a thread each.
+        # Models without async methods block one thread each.
         self.loop.set_default_executor(ThreadPoolExecutor(_THREADS, "langchain-rcr"))
         self.at_end: set[Callable[[], Coroutine[Any, Any, None]]] = set()
         """Awaited before the loop ends, to close connections."""
@@ -35,7 +36,7 @@ class BackgroundLoop:
         """Start a coroutine on this loop."""
         try:
             return asyncio.run_coroutine_threadsafe(work, self.loop)
-        except RuntimeError:  # closed: the process ends
+        except RuntimeError:  # closed, as the process is ending
             work.close()
             raise
 

@@ -1,4 +1,4 @@
-"""Packages that may not be installed, and the versions of those that are."""
+"""Optional packages, and the versions of those that are installed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from langchain_rcr.errors import MissingExtraError
 
 
 def installed(package: str) -> bool:
-    """Whether a package is there to be imported; it isn't imported."""
+    """Whether a package can be imported, without importing it."""
     try:
         return find_spec(package) is not None
     except ModuleNotFoundError:  # a finder hides it

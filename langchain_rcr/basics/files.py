@@ -1,6 +1,6 @@
 """Writes files, JSON and folders atomically: to a locked temporary path beside the target, which is then renamed.
 
-What a killed writer left isn't locked any more, so the next write of the same target removes it.
+What a killed writer leaves behind isn't locked any more, so the next write of the same target removes it.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Write a file that replaces `path` if the block ends without an error.
 
-    Its folder is created, a symbolic link is followed.
+    Its folder is created if need be, and a symbolic link is followed.
 
     Yields:
         The open temporary file.
@@ -78,7 +78,7 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
 
 
 def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuses a key with two values, of which another reader may take the one that wasn't checked."""
+    """Refuses a key with two values, as another reader might take the one that wasn't checked."""
     found = dict(pairs)
     if len(found) < len(pairs):
         twice = next(key for key, count in Counter(key for key, _ in pairs).items() if count > 1)
@@ -91,7 +91,7 @@ def _no_number(name: str) -> None:
 
 
 def digest(value: Any) -> str:
-    """A short SHA-256 of a JSON value; the order of its keys counts."""
+    """A shortened SHA-256 of a JSON value; the order of its keys matters."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
@@ -101,8 +101,8 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     A symbolic link is followed.
 
-    A kill at any moment leaves the old folder or the new one, and perhaps a hidden `.NAME.…` beside it, which the next
-    write removes. Systems other than Linux can't swap folders: between two renames only the hidden one is there.
+    Being killed at any moment leaves the old folder or the new one, and perhaps a hidden `.NAME.…` beside it, which the
+    next write removes. Only Linux can swap folders: on other systems, only the hidden one exists between two renames.
 
     Yields:
         The temporary folder, on the same file system.
@@ -124,9 +124,9 @@ def _beside(target: Path) -> Path:
 
 @contextmanager
 def _replacing(path: str | os.PathLike[str], make: Callable[[Path], None]) -> Iterator[tuple[Path, Path]]:
-    """What a path stands for, and a new file or folder beside it, locked and in the end removed if it is still there.
+    """The target of a path, and a new, locked file or folder beside it, which is removed at the end if it still exists.
 
-    Errors of the file system become an `InputError` that names the user's path, not the temporary one.
+    File system errors become an `InputError` that names the user's path, not the temporary one.
     """
     target, lock = Path(os.path.realpath(path)), None
     try:
@@ -154,10 +154,10 @@ def _replacing(path: str | os.PathLike[str], make: Callable[[Path], None]) -> It
 
 
 def remove_abandoned(target: Path) -> None:
-    """Remove what killed writers left beside the target, temporary paths without a lock, if the target is there."""
-    if not target.exists():  # then what is beside it may be the only copy, see `_put`
+    """Remove what killed writers left beside the target (temporary paths without a lock), if the target exists."""
+    if not target.exists():  # what is beside it may be the only copy, see `_put`
         return
-    # Several suffixes: a folder written into a temporary one.
+    # There are several suffixes if a folder was written into a temporary one.
     ours = re.compile(rf"\.+{re.escape(target.name)}(?:\.[0-9a-f]{{8}})+")
     for path in [Path(entry) for entry in os.scandir(target.parent) if ours.fullmatch(entry.name)]:
         with suppress(OSError):
@@ -185,7 +185,7 @@ def _lock(path: Path) -> int | None:
         os.close(handle)
         if isinstance(error, BlockingIOError):
             raise
-        return None  # such as on a network file system without locks
+        return None  # such as a network file system without locks
     return handle
 
 
@@ -197,7 +197,7 @@ def _remove(path: Path) -> None:
 
 
 def _settle(folder: Path) -> None:
-    """Sync all files, and give them the folder's permissions: safetensors writes for the owner only."""
+    """Sync all files, and give them the folder's permissions: safetensors makes files readable only by their owner."""
     mode = folder.stat().st_mode & 0o666
     for entry in folder.rglob("*"):
         if entry.is_file():
@@ -232,7 +232,7 @@ def _put(new: Path, target: Path) -> None:
 
 
 def _exchange(one: Path, other: Path) -> bool:
-    """Swap two folders in one step, which `rename` can't; False if the system can't."""
+    """Swap two folders in one step, unlike `rename`; False if the system can't."""
     with suppress(AttributeError, OSError, TypeError):
         rename = ctypes.CDLL(None).renameat2
         return bool(rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0)

@@ -15,19 +15,19 @@ _UNSPACED = (
 )
 """Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
 WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
-"""Matches a word or, in these scripts, a letter, so that a clause isn't one word."""
+"""Matches a word or, in these scripts, a letter, so that a clause isn't a single word."""
 _PIECE = 512
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
 DATABASE = "db_id"
-"""What Spider, BIRD and data like theirs call the field that says which database a question is asked of."""
+"""The field in Spider, BIRD and similar data that says which database a question is about."""
 
 
 class Item(NamedTuple):
-    """One text to encode: a question, its program unless that is unknown, and what it is of.
+    """One text to encode: a question, its program if known, and its home.
 
-    `home` is its database, tenant or the like, of which examples are preferred for a question; empty: none.
+    `home` is its database, tenant or the like; a question prefers examples with the same home. Empty: none.
     """
 
     source: str
@@ -36,7 +36,7 @@ class Item(NamedTuple):
 
     @property
     def fields(self) -> Mapping[str, Any]:
-        """What else is known of it: nothing."""
+        """Other fields: none."""
         return {}
 
     @property
@@ -51,10 +51,10 @@ class Item(NamedTuple):
 
 
 def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field that `Item.home` is read from; None: there is none.
+    """The field that `Item.home` is read from, if any.
 
     Args:
-        prefer: its name; "": none; None: "db_id", where examples have it and differ in it.
+        prefer: its name; "": none; None: "db_id", if examples have it and differ in it.
         examples: with their fields.
     """
     if prefer is not None:
@@ -64,9 +64,9 @@ def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str
 
 
 def readable(items: Iterable[Item]) -> list[Item]:
-    """Items as encoders and fits read them: questions in Unicode's NFKC, where full-width letters are plain ones.
+    """Items as encoders and fits read them: questions in Unicode's NFKC, which makes full-width letters plain.
 
-    Programs stay as they are, since parsers tell such letters apart; prompts show questions as they were written.
+    Programs stay as they are, since parsers distinguish such letters; prompts show questions as written.
     """
     items = list(items)
     if all(item.source.isascii() for item in items):
@@ -75,7 +75,7 @@ def readable(items: Iterable[Item]) -> list[Item]:
 
 
 def _nfkc(text: str) -> str:
-    # In pieces: sorting a long run of accents takes quadratic time.
+    # In pieces, as sorting a long run of accents takes quadratic time.
     return "".join(normalize("NFKC", text[start : start + _PIECE]) for start in range(0, len(text), _PIECE))
 
 
@@ -90,5 +90,5 @@ def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterabl
 def _deep_copy(fields: dict[str, Any], example_id: str) -> dict[str, Any]:
     try:
         return copy.deepcopy(fields)
-    except Exception as error:  # whatever a user's class raises
+    except Exception as error:  # a user's class may raise anything
         raise PoolError(f"example {example_id!r} has a field that can't be copied: {error}") from error

@@ -1,4 +1,4 @@
-"""Long loops: progress bars with the time left, on stderr, only where that is a terminal; and how to stop them."""
+"""Long loops: progress bars with the time left, on stderr if it is a terminal; and a way to stop them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _stop: ContextVar[threading.Event | None] = ContextVar("_stop", default=None)
 
 
 class Stopped(BaseException):
-    """Nobody wants the result of some work any more. Not an `Exception`, which would be taken for a failure."""
+    """The result of some work is no longer wanted. Not an `Exception`, which would be taken for a failure."""
 
 
 @contextmanager
@@ -32,10 +32,10 @@ def stoppable(event: threading.Event) -> Iterator[None]:
 
 
 def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = None) -> Any:
-    """A bar, as a context manager with `update(n)`; it goes when the block ends. Of several processes the first has it.
+    """A bar, as a context manager with `update(n)`; it vanishes when the block ends. Only the first process shows it.
 
     Returns:
-        A `tqdm.tqdm`, which shows nothing where stderr is not a terminal.
+        A `tqdm.tqdm`, which shows nothing if stderr is not a terminal.
     """
     from tqdm import tqdm
 
@@ -53,7 +53,7 @@ def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = N
 
 
 def track(items: Sequence[T], text: str) -> Iterable[T]:
-    """The items one by one, with a bar if there is one to show; `Stopped` in a block of `stoppable` that is to end."""
+    """The items one by one, with a bar if one can be shown; raises `Stopped` once a `stoppable` block should end."""
     if (event := _stop.get()) is not None:
         return _until(event, items)
     if len(items) < 2 or not _shown():

@@ -1,4 +1,4 @@
-"""Matrices of a pool, dense or sparse (vectors, bags of n-grams), and matrices that grow at their end."""
+"""A pool's matrices, dense or sparse (vectors, bags of n-grams), and matrices that grow at the end."""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ BoolArray: TypeAlias = NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 16
-"""Rows that a growing matrix has room for at first."""
+"""A growing matrix's initial room, in rows."""
 _TELLING, _RARE = 0.05, 0.001
-"""Columns are read for a state that are at least so large a share of its largest; of two that are as large, first the
-one that fewer rows have, down to this share of the rows."""
+"""`partly` reads columns in which a state has at least the first share of its largest number. Of equally large ones,
+those that fewer rows have come first, down to the second share of the rows."""
 _COUNTED = np.iinfo(np.int32).max
-"""Most numbers of a sparse matrix: some 40 million examples."""
+"""The most numbers in a sparse matrix: about 40 million examples."""
 _SMALL = 1 << 15
-"""Numbers up to which NumPy multiplies a sparse matrix with one state as fast as SciPy does."""
+"""Up to this many numbers, NumPy multiplies a sparse matrix with one state as fast as SciPy."""
 _BLOCK = 1024
-"""Rows of a dense matrix multiplied at once: products with dozens of states fit a core's cache."""
+"""Rows of a dense matrix multiplied at a time: products with dozens of states fit a core's cache."""
 LARGE = 1 << 21
-"""Numbers (8 MB) from which a matrix doesn't fit a core's cache, so that reading it is what a product costs."""
+"""From this many numbers (8 MB) on, a matrix doesn't fit a core's cache, so reading it dominates a product's cost."""
 TRIALS = 2
-"""Questions before a matrix is laid out anew to be read faster: as many as may come in one call."""
+"""Questions before a matrix gets another layout that is faster to read: as many as may come in one call."""
 _FEW = 4
-"""States for which a large dense matrix is summed plainly: BLAS reads it at a third of the speed. And rows of a sparse
-one that are written out one by one."""
+"""Up to this many states, a large dense matrix is summed plainly: BLAS reads it at a third of the speed. Also the most
+rows of a sparse one that are written out one by one."""
 
 
 @dataclass(frozen=True)
 class SparseRows:
     """An (N, D) matrix of mostly zeros in CSR form.
 
-    SciPy, where it is installed, multiplies in half the time, and with many states in a tenth of it.
+    SciPy, if installed, multiplies in half the time, and in a tenth of it with many states.
     """
 
-    starts: NDArray[np.int32]  # (N + 1,), where each row starts in the other two
+    starts: NDArray[np.int32]  # (N + 1,), where each row starts in columns and values
     columns: NDArray[np.int32]
     values: FloatArray
     dim: int  # D
@@ -100,7 +100,7 @@ class SparseRows:
         return SparseRows(starts, self.columns[flat], self.values[flat], self.dim)
 
     def beside(self, others: SparseRows) -> SparseRows:
-        """Side by side with the same rows of (N, D'): (N, D + D')."""
+        """These columns beside those of (N, D'): (N, D + D')."""
         lengths = np.stack([np.diff(self.starts), np.diff(others.starts)], axis=1)
         mine = np.repeat(np.tile([True, False], len(self)), lengths.ravel())
         columns, values = np.empty(len(mine), np.int32), np.empty(len(mine), np.float32)
@@ -136,7 +136,7 @@ class SparseRows:
         columns, filled, firsts = self._layout
         if not len(firsts):
             return np.zeros(len(self), dtype=np.float32)
-        products = state.take(columns, mode="clip")  # which checks no bounds
+        products = state.take(columns, mode="clip")  # without bounds checks
         products *= self.values
         sums: FloatArray = np.add.reduceat(products, firsts)
         if len(sums) == len(self):
@@ -170,21 +170,21 @@ class SparseRows:
         return sums.astype(np.float32)
 
     def worth_following(self) -> bool:
-        """Whether to `follow`: in a large matrix that has been asked more than `TRIALS` questions.
+        """Whether to `follow`: if the matrix is large and has been asked more than `TRIALS` questions.
 
-        Laying out its columns takes longer than a question, so a pool that keeps changing shouldn't.
+        Laying out its columns takes longer than a question, so it doesn't pay for a pool that keeps changing.
         """
         asked = self.__dict__["_asked"] = self.__dict__.get("_asked", 0) + 1
         return bool(asked > TRIALS and len(self.values) >= LARGE)
 
     def follow(self, scores: FloatArray, change: FloatArray) -> None:
-        """Update inner products (N,) with a vector to which `change` (D,) is added; reads only changed columns."""
+        """Update inner products (N,) after `change` (D,) was added to the vector; reads only changed columns."""
         scores += self._over(np.flatnonzero(change), change)
 
     def partly(self, state: FloatArray, most: int) -> FloatArray:
-        """Inner products (N,) with a state (D,) over columns in which it is large, above 0, and few rows have a number.
+        """Inner products (N,) with a state (D,) over columns in which it is large and positive and that few rows have.
 
-        It reads at most `most` numbers: columns that have more than are left are passed over.
+        It reads at most `most` numbers in all, and skips columns that exceed what is left.
         """
         large, columns = np.flatnonzero(state > _TELLING * state.max()), list[int]()
         order = np.argsort(-state[large] / np.sqrt(self._counts[large] + _RARE * len(self)))
@@ -208,7 +208,7 @@ class SparseRows:
 
     @cached_property
     def _layout(self) -> tuple[IntArray, IntArray, IntArray]:
-        """The columns, the rows that have any, and where each of these starts; as NumPy indexes."""
+        """The columns, the rows that have any, and where each of these starts; as NumPy's index type."""
         filled = np.flatnonzero(np.diff(self.starts))
         return self.columns.astype(np.int64), filled, self.starts[filled].astype(np.int64)
 
@@ -221,7 +221,7 @@ class SparseRows:
 
     @cached_property
     def _csr(self) -> csr_array | None:
-        """As a SciPy matrix that shares the memory; None where SciPy is not installed."""
+        """As a SciPy matrix that shares the memory; None if SciPy is not installed."""
         if not installed("scipy"):
             return None
         from scipy.sparse import csr_array
@@ -237,10 +237,10 @@ Rows: TypeAlias = FloatArray | SparseRows
 
 
 class Growing(Generic[Scalar]):
-    """An immutable array (N, …); `extended` returns a longer one, which shares its memory where it can.
+    """An immutable array (N, …); `extended` returns a longer one, which shares its memory if possible.
 
-    Threads may read while one extends, since that writes behind what they hold. Only one may extend at a time; two that
-    extended the same array hold an array each.
+    Threads may read while one extends, since that writes beyond what they hold. Only one may extend at a time;
+    extending the same array twice gives separate arrays.
     """
 
     def __init__(self, rows: NDArray[Scalar]) -> None:
@@ -302,7 +302,7 @@ def sparse(rows: Rows) -> SparseRows:
 def product(states: FloatArray, rows: Rows) -> FloatArray:
     """Inner products (B, N) of states (B, D) with rows (N, D), in new memory.
 
-    Where they are dense and lie in memory column by column (`np.asfortranarray`), one state takes half the time.
+    If the rows are dense and in column-major order (`np.asfortranarray`), one state takes half the time.
     """
     if isinstance(rows, SparseRows):
         return rows.product(states)
@@ -317,18 +317,18 @@ def product(states: FloatArray, rows: Rows) -> FloatArray:
             for state, line in zip(states, scores, strict=True):
                 np.einsum("nd,d->n", rows[part], state, out=line[part])
         else:
-            # Along the rows as they lie in memory: up to four times as fast as `states @ rows.T`.
+            # In the rows' memory order, which is up to four times as fast as `states @ rows.T`.
             scores[:, part] = (rows[part] @ states.T).T
     return scores
 
 
 def taken(rows: Rows, keys: IntArray) -> Rows:
-    """Rows at M positions, dense or sparse as they were."""
+    """Rows at M positions, dense or sparse as before."""
     return rows.select(keys) if isinstance(rows, SparseRows) else rows[keys]
 
 
 def longest(rows: Rows) -> float:
-    """The largest length of a row; NaN if one isn't finite."""
+    """The length of the longest row; NaN if one isn't finite."""
     if isinstance(rows, SparseRows):
         squares = np.concatenate([[0.0], np.cumsum(rows.values.astype(np.float64) ** 2)])
         lengths = np.diff(squares[rows.starts])

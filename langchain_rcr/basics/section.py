@@ -1,4 +1,4 @@
-"""What all groups of settings share. Loads nothing heavy."""
+"""What all groups of settings share. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from langchain_rcr.errors import InputError
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
 )
-"""Characters that steer a terminal, turn a text's direction or can't be encoded; not tab and newline."""
+"""Characters that control a terminal, change a text's direction or can't be encoded; not tab and newline."""
 
 
 class Section(BaseModel):
     """A group of settings: frozen, no unknown keys. A number may stand for a name; true and 10^19 are not numbers.
 
-    A command's have `use_attribute_docstrings`, too: reading them takes time, which serving needn't spend.
+    A command's groups also have `use_attribute_docstrings`: reading them takes time that serving needn't spend.
     """
 
     model_config = ConfigDict(
@@ -40,7 +40,7 @@ class Section(BaseModel):
         with stated(type(self).__name__, type(self)):
             super().__init__(**values)
 
-    # Else pydantic would call it for a section within another, whose errors would lose their places.
+    # Otherwise pydantic would call it for nested sections, whose errors would lose their locations.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @field_validator("*", mode="before")
@@ -88,7 +88,7 @@ def contradiction(field: str, value: object, other: str, other_value: object, ad
 
 @contextmanager
 def stated(what: str, model: type[BaseModel]) -> Iterator[None]:
-    """Turn pydantic's error about the fields of `model`, which has several lines, into an `InputError` of one line."""
+    """Turn pydantic's multi-line error about the fields of `model` into a one-line `InputError`."""
     try:
         yield
     except ValidationError as error:
@@ -99,7 +99,8 @@ def stated(what: str, model: type[BaseModel]) -> Iterator[None]:
 def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str], known: Iterable[str] = ()) -> str:
     """One line for what pydantic found: the field, what is expected, and the value.
 
-    `name` tells a field by its place; "": the message alone says what is wrong. `known` are the fields there are.
+    `name` maps a location to a field's name, or "" if the message alone says what is wrong. `known` are the existing
+    fields.
     """
     wanted: dict[tuple[str, str], list[str]] = {}
     for item in error.errors(include_url=False):
@@ -108,10 +109,10 @@ def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str]
             field, text = "", unknown(str(item["loc"][-1]), known)
         elif item["type"] == "missing":
             field, text = "", f"{field} must be given"
-        # pydantic adds how it failed ("…, unable to parse string as an integer"); the value says that better.
+        # pydantic adds how it failed ("…, unable to parse string as an integer"), which the value shows better.
         expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
         too_short = re.match(r"(?:List|String) should (have at least \d+ \w+)", text)
-        # Of a field that may have several types there is a message for each.
+        # A field that allows several types has a message for each.
         about = wanted.setdefault((field, show(item["input"])) if field else (text, ""), [])
         about += [too_short[1] if too_short else expected if about else f"be {expected}"] if field else []
     messages = []
@@ -124,7 +125,7 @@ def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str]
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """Return the message for an unknown name: the nearest known one, and all of them."""
+    """Return the message for an unknown name: with the nearest known one, and all of them."""
     choices = sorted(known)
     near = difflib.get_close_matches(name.lower(), choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
@@ -132,12 +133,12 @@ def unknown(name: str, known: Iterable[str]) -> str:
 
 
 def show(value: object) -> str:
-    """A value as messages quote it: short, on one line, None as null."""
+    """A value as quoted in messages: short, on one line, None as null."""
     if value is None:
         return "null"
     return reprlib.repr(str(value) if isinstance(value, Path) else value)
 
 
 def printable(text: str) -> str:
-    """A text that is safe in a terminal or plot: U+FFFD replaces control characters."""
+    """A text made safe for a terminal or plot: U+FFFD replaces control characters."""
     return _CONTROL.sub("\ufffd", text)
