@@ -1,1 +1,1 @@
-"""Databases whose queries run in a process of their own, read-only and within limits."""
+"""Databases whose queries run in separate processes, read-only and within limits."""

@@ -1,4 +1,4 @@
-"""Running SQL that a language model wrote: one reading statement at a time, in a process of its own, within limits."""
+"""Runs SQL that a language model wrote: one read-only statement at a time, in a separate process, within limits."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ _WORKER = Path(__file__).with_name("worker.py")
 _START_S = 60.0
 """Seconds that a process may take to start and connect, on a busy machine."""
 _GRACE = 1.25
-"""Times the limit after which a process is ended that hasn't stopped its query by itself."""
+"""A process that hasn't stopped its query by itself is ended at this many times the limit."""
 _POLL_S = 0.2
-"""Seconds between checks whether the server has ended an overrun query, while no other may begin."""
+"""Seconds between checks whether the server has ended an overrun query, while no other query may start."""
 _LONGEST_ERROR = 1 << 24
-"""Bytes of a message without rows, at most: it may quote a statement."""
+"""The most bytes in a message without rows, which may quote a statement."""
 _KEPT = re.compile("SYSTEMROOT|LD_LIBRARY_PATH|TZ")
 _KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5|SSL_CERT_).*")
-"""Variables of the environment that a process gets: what Python needs to start, and libpq's own."""
+"""Environment variables passed to a process: what Python needs to start, and libpq's own."""
 _CONNINFO = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 _PASSWORD = re.compile(r"(?i)((?:password|passwd|pwd)\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s;&]+)|(:)[^@\s]+(?=@)")
 
-# A backend that reuses the number of one that has ended is younger.
+# A backend that reuses the number of an ended one is younger.
 _STILL_RUNNING = """
 SELECT pid FROM pg_catalog.pg_stat_activity JOIN (VALUES {}) AS overrun (pid, age) USING (pid)
 WHERE clock_timestamp() - backend_start > make_interval(secs => age - 1)
@@ -52,25 +52,25 @@ WHERE clock_timestamp() - backend_start > make_interval(secs => age - 1)
 class Database:
     """Runs queries read-only, each within limits.
 
-    Each query runs in a process of its own, which is kept for the next one, or killed if the query overruns: SQLite
-    can't interrupt a function that computes one value. May be called from any thread, and used as a context manager. On
-    Windows only the time limits that the databases keep by themselves hold, and none of memory.
+    Each query runs in a separate process, which is kept for the next query, or killed if the query overruns: SQLite
+    can't interrupt a function that computes a single value. May be called from any thread, and used as a context
+    manager. On Windows only the databases' own time limits hold, and no limit on memory.
 
-    PostgreSQL's server can't interrupt every function either. A query that it is still computing counts as one of
-    `max_processes` until it ends; if all are such, further queries are refused. Give PostgreSQL a role that may only
-    SELECT: a query can call any function that the role may.
+    PostgreSQL's server can't interrupt every function either. A query that it still computes counts towards
+    `max_processes` until it ends; if these use up all places, further queries are refused. Give PostgreSQL a role that
+    may only SELECT: a query can call any function that the role may.
 
     Args:
         database: `postgresql://…`, or the path of a SQLite file; see `address_of`.
         timeout_s: seconds a query may take; its process ends at 1.25 times that at the latest.
-        max_rows: rows it may give.
-        max_bytes: bytes of its rows, as JSON but for large values.
-        max_memory: bytes of address space that its process may have, some 50 MB of them before it begins.
+        max_rows: rows it may return.
+        max_bytes: bytes of its rows, as JSON except for large values.
+        max_memory: bytes of address space for its process, about 50 MB of which are in use before the query starts.
         max_processes: queries that may run at the same time; others wait.
-        patience_s: seconds that a query waits before it is refused because of those that the server still computes.
+        patience_s: seconds that a query waits before it is refused because of queries that the server still computes.
 
     Raises:
-        InputError: it can't be opened, or a limit is none.
+        InputError: it can't be opened, or a limit is invalid.
         MissingExtraError: PostgreSQL without psycopg.
     """
 
@@ -90,7 +90,7 @@ class Database:
         check_limits(timeout_s=timeout_s, max_processes=max_processes, **counts)
         if postgres:
             require("psycopg", "pgvector")
-            self._complaint = ""  # the process says itself what can't be done
+            self._complaint = ""  # the process's own message says what failed
         else:
             shown = _PASSWORD.sub(r"\1\2***", place)
             self._complaint = f"the database {shown} can't be read: "
@@ -114,7 +114,7 @@ class Database:
         """The rows of a query.
 
         Raises:
-            ProgramError: it is not a query, fails, takes too long, or gives or needs too much.
+            ProgramError: it is not a query, fails, takes too long, or returns or needs too much.
             InputError: the database can't be read any more, or the server still computes too many earlier queries.
         """
         until = time.monotonic() + self._patience_s
@@ -152,7 +152,7 @@ class Database:
             self._idle.append(process)
 
     def _forget_ended(self) -> None:
-        """Give back the places of queries that the server has stopped computing."""
+        """Release the places of queries that the server has stopped computing."""
         with self._looking:
             if not self._overruns:
                 return
@@ -160,13 +160,13 @@ class Database:
             process = self._process()
             reply = process.ask(_STILL_RUNNING.format(", ".join(f"({pid}, {now - since})" for pid, since in overruns)))
             self._put_back(process, reply)
-            for overrun in overruns if "rows" in reply else ():  # if that isn't known, they count
+            for overrun in overruns if "rows" in reply else ():  # if that isn't known, they still count
                 if (overrun[0],) not in _rows(reply):
                     self._overruns.remove(overrun)
                     self._places.release()
 
     def close(self) -> None:
-        """End the processes; so does the end of this object. The next query starts one again."""
+        """End the processes, as does garbage collection of this object. The next query starts one again."""
         while self._idle:
             self._idle.pop().close()
 
@@ -177,7 +177,7 @@ class Database:
         self.close()
 
     def _process(self) -> _Process:
-        """A process that waits for a query."""
+        """An idle process."""
         while self._idle:
             with suppress(IndexError):  # another thread took it
                 process = self._idle.pop()
@@ -207,17 +207,17 @@ class _Process:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             bufsize=0,
-            start_new_session=True,  # Ctrl-C is this process's business
+            start_new_session=True,  # only this process handles Ctrl-C
         )
         self.close = weakref.finalize(self, _end, self._process)
-        # The address may hold a password: it isn't passed as an argument, which everybody can see.
+        # The address may hold a password, so it isn't passed as an argument, which everybody can see.
         self._send({**settings, "tag": self._tag})
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def ask(self, program: str) -> dict[str, Any]:
-        """Run a program; sets `backend`: the server's process for it, if there is one, and when it began."""
+        """Run a program; sets `backend` to the server's process for it, if there is one, and its start time."""
         self.backend = None
         limit = _GRACE * self._settings["timeout_s"]
         self._send(program)
@@ -232,13 +232,13 @@ class _Process:
             cast("IO[bytes]", self._process.stdin).write(f"{json.dumps(message)}\n".encode())
 
     def receive(self, seconds: float) -> dict[str, Any]:
-        """The next message; or that the process ended, or sent none in time."""
+        """The next message, or a note that the process ended or sent none in time."""
         deadline = time.monotonic() + seconds
         try:
             sizes = self._bytes(16, deadline)
             length, behind = (int.from_bytes(part, "little") for part in (sizes[:8], sizes[8:]))
             if length + behind > 2 * self._settings["max_bytes"] + _LONGEST_ERROR:
-                raise EOFError  # no process of ours says so much
+                raise EOFError  # none of our processes sends this much
             body, attached = self._bytes(length, deadline), self._bytes(behind, deadline)
         except TimeoutError:
             return {"ended": True, "refused": f"longer than {self._settings['timeout_s']:g} s"}
@@ -247,7 +247,7 @@ class _Process:
         return received(str(body, "utf-8"), attached, self._tag)
 
     def _bytes(self, count: int, deadline: float) -> memoryview:
-        """So many bytes of what the process writes; it raises TimeoutError or EOFError."""
+        """The next `count` bytes that the process writes; raises TimeoutError or EOFError."""
         output, found = cast("FileIO", self._process.stdout), memoryview(bytearray(count))
         at = 0
         while at < count:
@@ -262,7 +262,7 @@ class _Process:
 
 
 def _rows(reply: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    """The rows of a reply, which has them as lists of columns, each of some of the rows."""
+    """The rows of a reply, which has them as lists of columns, each for some of the rows."""
     return [row for columns in reply["rows"] for row in zip(*columns, strict=True)]
 
 
@@ -275,13 +275,13 @@ _MADE: dict[str, Any] = {
     "timedelta": lambda parts: timedelta(*parts),
     "str": str,
 }
-"""Makes values that JSON doesn't have."""
+"""Makes values that JSON lacks."""
 
 
 def received(message: str, attached: memoryview, tag: str) -> dict[str, Any]:
-    """A message of the other process, with what is attached.
+    """A message of the other process, with its attachments.
 
-    `tag` marks objects in place of what JSON doesn't have, or of what is attached, by its length, in order.
+    `tag` marks objects that stand for values that JSON lacks, or for attachments, given by length, in order.
     """
     at = 0
 
@@ -298,7 +298,7 @@ def received(message: str, attached: memoryview, tag: str) -> dict[str, Any]:
 
     try:
         return cast("dict[str, Any]", json.loads(message, object_hook=value))
-    except (RecursionError, ValueError, ArithmeticError) as error:  # JSON that is nested deeply, a long number
+    except (RecursionError, ValueError, ArithmeticError) as error:  # deeply nested JSON, a long number
         return {"refused": f"a value that can't be read: {error}"}
 
 
@@ -325,7 +325,7 @@ def address_of(database: str | Path) -> tuple[str, bool]:
             takes it: `postgresql+psycopg://…`, `sqlite:///relative/path`, `sqlite:////path`.
 
     Raises:
-        InputError: it is of another kind, or in memory, where another process can't read it.
+        InputError: it is of another kind, or in memory, which another process can't read.
     """
     text = str(database)
     if not text.strip():

@@ -1,4 +1,4 @@
-"""Queries on one of many SQLite files, as the question says, with few of them open at a time."""
+"""Queries on many SQLite files: the question says which one, and only a few are open at a time."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from langchain_rcr.databases.database import Database, address_of, check_limits
 from langchain_rcr.errors import InputError
 
 LAYOUT = "{db_id}/{db_id}.sqlite"
-"""Where a folder has the file of a database: as Spider is laid out."""
+"""Path of a database's file in a folder, as in Spider."""
 _NAME = re.compile(r"\w[\w.\- ]{0,199}")
-"""What a field may hold: a name that leads to no other folder."""
+"""What a field may hold: a name that can't lead to another folder."""
 
 
 class Databases:
-    """Runs queries on the SQLite file that a question's fields name, in a process for each, as `Database` does.
+    """Runs queries on the SQLite file that a question's fields name, in one process per file, as `Database` does.
 
-    May be called from any thread. Queries on one database run one after the other. Of databases that nobody queries the
-    least recently used is closed for another; a query waits where all are in use.
+    May be called from any thread. Queries on one database run one after the other. To open another database, the least
+    recently used idle one is closed; if all are in use, the query waits.
 
     Args:
         where: a folder, laid out as Spider's (`{db_id}/{db_id}.sqlite`), or a template, `data/{db_id}.sqlite`.
         max_databases: how many have a process at the same time.
-        **limits: of each, as `Database` takes them.
+        **limits: for each, as `Database` takes them.
 
     Raises:
-        InputError: a template that isn't one, or PostgreSQL; a limit that is none.
+        InputError: the template is invalid, it is PostgreSQL, or a limit is invalid.
     """
 
     def __init__(self, where: str | Path, *, max_databases: int = 8, **limits: Any) -> None:
@@ -51,12 +51,12 @@ class Databases:
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy has processes of its own.
+        # A copy has its own processes.
         limits = {name: value for name, value in self._limits.items() if name != "max_processes"}
         return partial(Databases, max_databases=self._most, **limits), (self._template,)
 
     def path(self, fields: Mapping[str, Any]) -> str:
-        """The file that a question's fields name; an `InputError` if one is missing or no plain name."""
+        """The file that a question's fields name; an `InputError` if one is missing or isn't a plain name."""
         for name in self.names:
             if name not in fields:
                 has = ", ".join(map(repr, fields)) or "none"
@@ -66,11 +66,11 @@ class Databases:
         return self._template.format(**{name: fields[name] for name in self.names})
 
     def __call__(self, program: str, fields: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-        """The rows of a query on the database of these fields; raises what `path` and `Database` do."""
+        """The rows of a query on the database that these fields name; errors as for `path` and `Database`."""
         return self.run(program, self.path(fields))
 
     def run(self, program: str, path: str) -> list[tuple[Any, ...]]:
-        """The rows of a query on a file; for errors see `__call__`."""
+        """The rows of a query on a file; errors as for `__call__`."""
         with self._changed:
             self._changed.wait_for(lambda: path not in self._busy and len(self._busy) < self._most)
             database = self._idle.pop(path, None)
@@ -88,7 +88,7 @@ class Databases:
                 self._changed.notify_all()
 
     def close(self) -> None:
-        """End the processes that run no query; so does the end of this object. The next query starts one again."""
+        """End the idle processes, as does garbage collection of this object. The next query starts one again."""
         with self._changed:
             while self._idle:
                 self._idle.popitem()[1].close()
@@ -101,7 +101,7 @@ class Databases:
 
 
 def are_many(database: str | Path) -> bool:
-    """Whether this is a folder of databases, or a template; else it is the address of one."""
+    """Whether this is a folder of databases or a template, rather than the address of one database."""
     place, postgres = address_of(database)
     return Path(place).is_dir() or (not postgres and "{" in place and not Path(place).is_file())
 

@@ -1,8 +1,8 @@
-"""Whether two programs give the same result, as Spider's test-suite evaluation has it, where it is right.
+"""Whether two programs give the same result, as in Spider's test-suite evaluation, except where that is wrong.
 
-Order counts where the caller says so, the order of columns never (Zhong, Yu and Klein, "Semantic Evaluation for
-Text-to-SQL with Distilled Test Suites", EMNLP 2020). Departures: numbers are equal to 12 digits, for sums of floats
-depend on their order, and NULL is no text.
+The order of rows counts if the caller says so, the order of columns never (Zhong, Yu and Klein, "Semantic Evaluation
+for Text-to-SQL with Distilled Test Suites", EMNLP 2020). Departures: numbers are compared to 12 digits, since sums of
+floats depend on their order, and NULL isn't a text.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from numbers import Integral, Real
 from typing import Any
 
 _DIGITS = 12
-"""Digits to which numbers must agree: sums of floats differ in the last few by their order."""
+"""Digits to which numbers must agree: the last few digits of a sum of floats depend on its order."""
 _EXACT = 1 << 53
-"""Below it every whole number is a float, so that 2 and 2.0 can be told equal."""
+"""Below this every whole number is a float, so that 2 and 2.0 can be treated as equal."""
 _LARGE = 300
-"""Digits from which on numbers don't fit a float, and whole ones are compared by their digits: Python refuses to write
-integers of more than 4,300."""
+"""From this many digits on, numbers don't fit a float, and whole ones are compared by their digits: Python refuses to
+write integers of more than 4,300."""
 _ALL_DIGITS = Context(prec=MAX_PREC, Emax=MAX_EMAX, Emin=MIN_EMIN, traps=[])
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a program returned, as digests, since a caller remembers many results, and some are long.
+    """What a program returned, as digests, since a caller remembers many results and some are long.
 
-    Of a list of tuples of one length, the rows of a query, the order of columns doesn't matter.
+    For a list of tuples of one length, which are a query's rows, the order of columns doesn't matter.
 
     Args:
-        in_order: of the result with its rows in order.
-        rows: of its rows in any order.
+        in_order: digest of the result with its rows in order.
+        rows: digest of its rows in any order.
     """
 
     in_order: str
@@ -41,7 +41,7 @@ class Result:
 
     @classmethod
     def of(cls, value: Any) -> Result | None:
-        """The digests of a result; None where it can't be compared, such as a value that is nested too deeply."""
+        """The digests of a result; None if it can't be compared, such as a value that is nested too deeply."""
         rows = value if isinstance(value, list) else [value]
         widths = {len(row) if isinstance(row, tuple) else 0 for row in (rows if rows is value else ())}
         try:
@@ -54,7 +54,7 @@ class Result:
 
 
 def canonical(value: Any) -> str:
-    """A text that is equal for equal results: numbers of any type by value, what is no plain value by its repr."""
+    """A text that is equal for equal results: numbers of any type by value, anything unusual by its repr."""
     if isinstance(value, Integral):
         value = int(value)
         if value.bit_length() <= 3 * _LARGE:
@@ -81,15 +81,15 @@ def canonical(value: Any) -> str:
 def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
     """The digests of R rows of C values, whatever the order of the columns: with rows in order, and in any order.
 
-    Columns are told apart by their values, those with equal ones by the rows that these stand in (colour refinement,
-    Weisfeiler and Leman, 1968), so that no permutation has to be tried.
+    Columns are told apart by their values, and columns with equal values by the rows that these are in (colour
+    refinement, Weisfeiler and Leman, 1968), so that no permutations need be tried.
     """
     columns = list(zip(*rows, strict=True))
     colours = [_digest(sorted(column)) for column in columns]
     kinds = 0
     while kinds < len({*colours}):
         kinds = len({*colours})
-        # A row's values with the kinds of their columns: all that doesn't depend on the order of either.
+        # A row's values with the kinds of their columns, independent of the order of rows and columns.
         texts = [_joined(sorted(_joined(pair) for pair in zip(colours, row, strict=True))) for row in rows]
         if kinds < len(colours):
             colours = [_digest(sorted(map(_joined, zip(texts, column, strict=True)))) for column in columns]

@@ -1,4 +1,4 @@
-"""What a prompt says of a database: its CREATE TABLE statements, with some of the values."""
+"""What a prompt says about a database: its CREATE TABLE statements, with some of the values."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from langchain_rcr.databases.database import address_of, check_limits, open_data
 from langchain_rcr.errors import InputError, ProgramError
 
 _ROWS = 50
-"""First rows of a table in which sample values are looked for."""
+"""How many of a table's first rows are searched for sample values."""
 _LONGEST = 40
-"""Characters of a sample value; longer ones are of no column whose values questions name."""
-# Names as SQL has them, and statements.
+"""Characters of a sample value; questions don't name values from columns with longer ones."""
+# Names quoted for SQL, and statements.
 _SQLITE = """
 SELECT '"' || replace(name, '"', '""') || '"', sql FROM sqlite_master
 WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
@@ -38,8 +38,8 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
     """The CREATE TABLE statements of a database, for a prompt.
 
     Args:
-        database: as in `text_to_sql_chain`, but one; of PostgreSQL, the first schema of the search path.
-        samples: values of each column, at most, in a comment below its table; of the first rows, and none that is long.
+        database: as in `text_to_sql_chain`, but a single one; in PostgreSQL, the first schema of the search path.
+        samples: at most this many values per column, in a comment below its table; short ones, from the first rows.
 
     Raises:
         InputError: it can't be opened, or its schema is too large or takes too long to read.
@@ -55,7 +55,7 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
 
 
 def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:
-    """A line with values of each column of a table (a name as SQL has it); empty if it can't be read, or has none."""
+    """A line with values of each column of a table (its name quoted for SQL); empty if it can't be read or has none."""
     try:
         rows = execute(f"SELECT * FROM {table} LIMIT {_ROWS}")  # noqa: S608 — quoted
     except ProgramError:
@@ -68,5 +68,5 @@ def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name as SQL has it, whatever is in it."""
+    """A name quoted for SQL, whatever it contains."""
     return '"' + name.replace('"', '""') + '"'

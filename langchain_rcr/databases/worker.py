@@ -1,7 +1,7 @@
 """The process in which `Database` runs queries, with limits on its memory and CPU time.
 
 It reads a line of JSON that says what to open, then one per program, and answers each with a line of JSON. It imports
-only the standard library and psycopg, so it starts in some 50 ms and leaves its memory to the query.
+only the standard library and psycopg, so it starts in about 50 ms and leaves its memory to the query.
 """
 
 from __future__ import annotations
@@ -21,29 +21,30 @@ from typing import Any
 from urllib.parse import quote
 
 _LONGEST = 1 << 20
-"""Bytes of a value or a statement in SQLite."""
+"""The most bytes in a value or a statement in SQLite."""
 _MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 _INNOCUOUS, _DIRECTONLY = 0x200000, 0x80000
-"""SQLite's flags of functions that are harmless, and of those that it refuses outside of top-level SQL."""
+"""SQLite's flags for harmless functions, and for those that it refuses outside top-level SQL."""
 _SEARCH = frozenset("match snippet highlight bm25 offsets matchinfo".split())  # noqa: SIM905 — one of them is a baseline
-"""Functions of full-text search, which only read: SQLite flags neither these nor those that write or take pointers."""
+"""Read-only functions of full-text search: SQLite flags neither these nor those that write or take pointers."""
 _NEVER = {"load_extension", "fts3_tokenizer", "sqlite_log"}
 _OWN_FAULT = (
     *("SQLITE_CANTOPEN", "SQLITE_CORRUPT", "SQLITE_NOTADB", "SQLITE_IOERR", "SQLITE_BUSY", "SQLITE_PROTOCOL"),
     *("SQLITE_PERM", "SQLITE_READONLY_"),  # plain SQLITE_READONLY is a program that writes
 )
-"""Errors that are the database's, not the program's."""
+"""Prefixes of errors that are the database's fault, not the program's."""
 _SERVERS_FAULT = ("55P03", "58030", "XX001", "XX002")
 """PostgreSQL's errors of that kind: a table is locked, the disk fails, data or an index are damaged."""
 _REST_S = 0.1
-"""Seconds without a query after which a connection is closed while others write."""
+"""Seconds without a query after which a connection is closed if others are writing."""
 _UTF_8 = ("utf-8", "surrogatepass")
 _AT_ONCE = 100
 """Rows that are read at a time."""
 _LARGE = 1 << 12
-"""Characters or bytes from which on a value isn't written as JSON, which takes ten times as long, but behind it."""
+"""Values above this many characters or bytes follow the JSON rather than being in it, which takes ten times as long."""
 _TOGETHER = 20_000
-"""Values, none of them large, that are written together: at once takes less time, and none where there are too many."""
+"""How many small values are encoded at a time: it is faster, and no time is wasted if too many rows are refused
+before."""
 
 
 class DatabaseError(Exception):
@@ -55,15 +56,15 @@ class RefusedError(Exception):
 
 
 class AgainError(Exception):
-    """Something changed meanwhile: run the program again. The argument is what to raise if that fails, too."""
+    """Something changed meanwhile: run the program again. The argument is what to raise if that fails too."""
 
 
 class SQLite:
-    """Yields a program's rows in batches, from a SQLite file that is opened for reading only.
+    """Yields a program's rows in batches, from a SQLite file opened read-only.
 
-    A file in WAL mode without a write-ahead log is complete and is opened as immutable, since SQLite would leave -wal
-    and -shm beside it. It is reopened after a change, and a result is dropped if the file changed meanwhile. While
-    others write, an idle connection is closed, so that the last of them can remove the log.
+    A file in WAL mode without a write-ahead log is complete and is opened as immutable, since SQLite would otherwise
+    leave -wal and -shm files beside it. It is reopened after a change, and a result is discarded if the file changed
+    meanwhile. While others write, an idle connection is closed, so that the last writer can remove the log.
     """
 
     def __init__(self, path: str, timeout: float) -> None:
@@ -92,10 +93,10 @@ class SQLite:
                 raise RefusedError(f"longer than {self._timeout:g} s") from None
             fault = DatabaseError(message) if name.startswith(_OWN_FAULT) else RefusedError(message)
             if message.startswith("Could not decode to UTF-8") and not self._has_other_text:
-                self._has_other_text = True  # which sqlite3 itself decodes faster as long as there is none
+                self._has_other_text = True  # only then, as sqlite3 itself decodes faster
                 self._close()
                 raise AgainError(fault) from None
-            if self._changed() or message.startswith("vtable constructor failed"):  # perhaps of one that is new
+            if self._changed() or message.startswith("vtable constructor failed"):  # perhaps of a new table
                 self._close()
                 raise AgainError(fault) from None
             raise fault from None
@@ -104,7 +105,7 @@ class SQLite:
         """Close the connection if others write and no query comes for a moment."""
         if self._connection is None or not self._seen[0]:
             return
-        # On Windows pipes can't be waited for.
+        # Windows can't wait for pipes.
         if sys.platform == "win32" or not select.select([sys.stdin], [], [], _REST_S)[0]:
             self._close()
 
@@ -136,13 +137,13 @@ class SQLite:
         self._close()
         self._seen = self._state()
         try:
-            # Closing the file drops SQLite's locks on it: there is no connection now.
+            # Closing the file drops SQLite's locks on it, which is harmless without a connection.
             with open(self._path, "rb") as file:  # noqa: PTH123
                 self._immutable = file.read(20)[18:] == b"\2\2" and not self._seen[0]
             place = f"file:{quote(self._path)}?mode=ro{'&immutable=1' if self._immutable else ''}"
-            # Half the limit for waiting until others have written, half for the query.
+            # Half the limit is for waiting until others have written, half for the query.
             connection = sqlite3.connect(place, uri=True, timeout=self._timeout / 2)
-            connection.execute("PRAGMA temp_store = MEMORY")  # sorts count as memory, and fill no disk
+            connection.execute("PRAGMA temp_store = MEMORY")  # so that sorts count as memory and don't fill the disk
             connection.execute("PRAGMA query_only = ON")
             open_virtual_tables(connection)
             functions = self._functions = self._functions or harmless_functions(connection)
@@ -156,19 +157,19 @@ class SQLite:
         def allowed(action: int, first: str | None, second: str | None, *_: Any) -> int:
             if action == sqlite3.SQLITE_FUNCTION:
                 fine = str(second).lower() in functions
-            else:  # full-text search looks whether there are changes
+            else:  # full-text search checks for changes
                 fine = action in _MAY or (action, first, second) == (sqlite3.SQLITE_PRAGMA, "data_version", None)
             return sqlite3.SQLITE_OK if fine else sqlite3.SQLITE_DENY
 
         connection.set_authorizer(allowed)
-        # Not called while one function computes one value: then the other process ends this one.
+        # Not called while a function computes a single value; then the other process ends this one.
         connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 1000)
         self._connection = connection
         return connection
 
 
 def harmless_functions(connection: sqlite3.Connection) -> frozenset[str]:
-    """The functions that a program may call, by SQLite's own flags."""
+    """The functions that a program may call, according to SQLite's own flags."""
     listed = [(row[0].lower(), row[1], row[-1]) for row in connection.execute("PRAGMA function_list")]
     never = _NEVER.union(name for name, _, flags in listed if flags & _DIRECTONLY)
     fine = (name for name, builtin, flags in listed if builtin or flags & _INNOCUOUS or name in _SEARCH)
@@ -176,17 +177,17 @@ def harmless_functions(connection: sqlite3.Connection) -> frozenset[str]:
 
 
 def open_virtual_tables(connection: sqlite3.Connection) -> None:
-    """Open the database's virtual tables, json_each and json_tree: the first use does more than a query may."""
+    """Open the database's virtual tables, json_each and json_tree: their first use does more than a query may."""
     found = connection.execute("SELECT name FROM sqlite_master WHERE sql LIKE 'create virtual table%'").fetchall()
     for name in ("json_each", "json_tree", *(name.replace('"', '""') for (name,) in found)):
-        with suppress(sqlite3.Error):  # such as one of a module that isn't there
+        with suppress(sqlite3.Error):  # such as a missing module
             connection.execute(f'SELECT 1 FROM "{name}" LIMIT 0')  # noqa: S608 — quoted
 
 
 class PostgreSQL:
     """Yields a program's rows in batches, from a PostgreSQL database.
 
-    Each program gets a read-only transaction on a connection of its own, which no setting or advisory lock outlives.
+    Each program gets a read-only transaction on its own connection, so no setting or advisory lock outlives it.
     """
 
     def __init__(self, url: str, timeout: float) -> None:
@@ -196,29 +197,29 @@ class PostgreSQL:
         self._url, self._timeout = url, timeout
         try:
             self._given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
-        except psycopg.Error:  # which quotes the address, with its password
+        except psycopg.Error:  # it quotes the address, with its password
             like = "postgresql://user@host:5432/database"
             raise DatabaseError(f"the database's address isn't one that PostgreSQL takes: {like}") from None
         self._connected().close()
 
     def __call__(self, program: str) -> Iterator[list[Any]]:
         """The rows of a program."""
-        if "\0" in program:  # where the client library would cut it off
+        if "\0" in program:  # the client library would cut it off there
             raise RefusedError("a null character")
         with self._connected() as connection:
             say({"started": connection.info.backend_pid})
             deadline = time.monotonic() + self._timeout
-            # The server's own limit may be lost on the way, in a pooler.
+            # A pooler on the way may lose the server's own limit.
             cancel = threading.Timer(1.1 * self._timeout, connection.cancel)
             cancel.daemon = True
             cancel.start()
             try:
-                # On the server a cursor can be declared for one query and nothing else, and only some rows come over.
+                # The server only accepts a single query for a cursor, and sends only some rows at a time.
                 with connection.cursor(name="rcr") as cursor:
                     cursor.execute(program.strip().rstrip(";"))
                     while rows := cursor.fetchmany(_AT_ONCE):
                         yield rows
-                        # Each FETCH has a time limit of its own, which the program may have lifted.
+                        # Each FETCH has its own time limit, which the program may have lifted.
                         left = round(1000 * (deadline - time.monotonic()))
                         if left <= 0:
                             raise RefusedError(self._overrun)
@@ -230,10 +231,10 @@ class PostgreSQL:
                 connection.close()
 
     def _connected(self) -> Any:
-        # Half the limit for waiting until others have written, as in SQLite.
+        # Half the limit is for waiting until others have written, as in SQLite.
         most, wait = max(1, round(1000 * self._timeout)), max(1, round(500 * self._timeout))
         limits = f"-c default_transaction_read_only=on -c statement_timeout={most} -c lock_timeout={wait}"
-        # Of equal options the last counts.
+        # Of repeated options, the last counts.
         options = f"{self._given.get('options') or ''} {limits}".strip()
         try:
             return self._psycopg.connect(self._url, options=options, connect_timeout=10)
@@ -244,13 +245,13 @@ class PostgreSQL:
             raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
 
     def _diagnosed(self, error: Any, program: str, connection: Any) -> Exception:
-        """What to raise for an error of the driver: whose fault it is."""
-        if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or as another one crashed
+        """What to raise for an error of the driver, depending on whose fault it is."""
+        if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or because another one crashed
             return AgainError(RefusedError(str(error)))
         if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():
             return DatabaseError(f"the PostgreSQL database can't be read: {error}")
         if error.sqlstate is None and connection.broken:
-            self._connected().close()  # the database's fault if that fails, else the program's
+            self._connected().close()  # the database's fault if this fails, else the program's
         return RefusedError(self._overrun if error.sqlstate == "57014" else str(error))
 
     @property
@@ -263,14 +264,14 @@ class Text(bytes):
 
 
 def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> tuple[str, list[bytes]]:
-    """Rows as JSON, and their large values, which that names by their lengths; refused if there are too many.
+    """Rows as JSON, and their large values, which the JSON refers to by length; too many rows are refused.
 
-    As lists of columns, each of some of the rows: reading and writing take a third less than row by row.
+    The JSON has lists of columns, each for some of the rows: reading and writing take a third less than row by row.
     """
     written: list[str] = []
     attached: list[bytes] = []
     columns: list[list[Any]] = []
-    # What JSON doesn't have is an object whose only key is the tag.
+    # Values that JSON lacks become objects whose only key is the tag.
     encode = json.JSONEncoder(default=lambda value: {tag: plain(value, attached)}).encode
     count = size = seen = 0
     for some in chain(rows, [None]):
@@ -298,7 +299,7 @@ def _length(value: Any) -> int:
 
 
 def again(rows: Callable[[], Any]) -> Any:
-    """The result of a call, which is repeated once if something changed meanwhile."""
+    """The result of a call; repeats it once if something changed meanwhile."""
     try:
         return rows()
     except AgainError:
@@ -309,7 +310,7 @@ def again(rows: Callable[[], Any]) -> Any:
 
 
 def plain(value: Any, attached: list[bytes]) -> list[Any]:
-    """A value that JSON doesn't have: its type, and what to make it from; of a large one its length."""
+    """A value that JSON lacks, as its type and what to make it from, or its length if it is large."""
     if isinstance(value, bytes | bytearray | memoryview):
         raw = bytes(value)
         if len(raw) <= _LARGE:
@@ -327,7 +328,7 @@ def plain(value: Any, attached: list[bytes]) -> list[Any]:
 
 
 def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:
-    """Write to the other process: the lengths of a message and of what is attached, then these."""
+    """Write to the other process: the lengths of a message and its attachments, then these themselves."""
     body, behind = (message if isinstance(message, str) else json.dumps(message)).encode(), [*attached]
     sizes = (len(body), sum(map(len, behind)))
     sys.stdout.buffer.writelines([*(size.to_bytes(8, "little") for size in sizes), body, *behind])
@@ -336,7 +337,7 @@ def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:
 
 def limit(name: str, value: int) -> None:
     """Limit a resource of this process, if the system can."""
-    with suppress(ImportError, OSError, ValueError):  # Windows has no such module
+    with suppress(ImportError, OSError, ValueError):  # Windows lacks the module
         import resource
 
         _, hard = resource.getrlimit(getattr(resource, name))
@@ -370,7 +371,7 @@ def serve(
         line = sys.stdin.readline()
         if not line:
             return None
-        # If the other process is gone, nothing else stops this one.
+        # Nothing else stops this process if the other one is gone.
         limit("RLIMIT_CPU", int(time.process_time() + 2 * timeout_s) + 1)
         program = json.loads(line)
 
@@ -384,7 +385,7 @@ def serve(
             say({"fault": str(fault)})
         except MemoryError:
             return say({"refused": f"more than {max_memory >> 20} MiB of memory", "ended": True})
-        except Exception as refused:  # also whatever psycopg's conversions raise for odd values
+        except Exception as refused:  # including whatever psycopg's conversions raise for odd values
             say({"refused": str(refused)})
 
 
