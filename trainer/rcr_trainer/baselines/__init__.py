@@ -1,7 +1,8 @@
 """Every selector that a trained retriever is compared with: LangChain example selectors that also pick in batches.
 
-A new one is a file with a class derived from `Baseline` and a line in `BASELINES`. Listing the names imports none of
-them. The rivals that learn from a language model are registered here, too; their code is in `rcr_trainer.paper`.
+To add one, write a class derived from `Baseline` in a file of its own, and a line in `BASELINES`. Listing the names
+imports none of them. Rivals that learn from a language model are registered here, too; their code is in
+`rcr_trainer.paper`.
 """
 
 from __future__ import annotations
@@ -42,10 +43,10 @@ BASELINES = {
 
 NO_EXAMPLES, OF_SCHEMAS = "no_examples", "bm25_schema"
 USUAL = ("random", NO_EXAMPLES, "bm25", OF_SCHEMAS, "dense", "mmr", "dpp", "set_bsr", "knn_structures", "oracle")
-"""Those compared unless settings name others: NO_EXAMPLES only where a language model answers, OF_SCHEMAS only where
-questions have a schema; it was the best plain selector on Spider (docs/results.md)."""
+"""Those compared unless settings name others: NO_EXAMPLES only if a language model answers, OF_SCHEMAS only if
+questions have a schema; the latter was the best plain selector on Spider (docs/results.md)."""
 STRONGEST = "set_bsr"
-"""The one to beat: as a rule, language models answer best with it of those without training (docs/results.md)."""
+"""The one to beat: of the untrained selectors, language models usually answer best with it (docs/results.md)."""
 
 
 def names() -> list[str]:

@@ -1,4 +1,4 @@
-"""What all baselines share: the pool, LangChain's selector interface, checks. A baseline adds how it ranks."""
+"""What all baselines share: the pool, LangChain's selector interface, checks. Each baseline adds its ranking."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
-"""The pool positions that each query may not pick; None: no query is restricted."""
+"""The pool positions that each query may not pick; None: no restrictions."""
 
 Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
 """Texts (n) to vectors (n, D) of any length."""
 
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
-"""Texts to the contextual vectors of their tokens, (tokens, D) a text."""
+"""Texts to the contextual vectors of their tokens, (tokens, D) per text."""
 
 ValueT = TypeVar("ValueT", bound=Hashable)
 _SOURCE, _TARGET = "source", "target"
@@ -43,7 +43,7 @@ _MISSING = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What baselines may need beside the pool.
+    """What baselines may need besides the pool.
 
     Args:
         spec: how programs are read.
@@ -53,9 +53,9 @@ class Resources:
         score: the scoring language model.
         policy: builds untrained text encoders from the pool's items.
         learning: how those are trained.
-        encode: opens a pretrained model, given the selector's name and its model's.
+        encode: opens a pretrained model, given the selector's name and the model's.
         prompt: how the scoring language model is asked.
-        schemas: of a query's database, by the query's text, where it is known; an example has its own.
+        schemas: the schema of a query's database, by the query's text, where known; examples carry their own.
     """
 
     spec: ProgramSpec = field(default_factory=ProgramSpec)
@@ -91,11 +91,11 @@ class Baseline(BaseExampleSelector, ABC):
     Class attributes:
         needs: the fields of `Resources` that it reads; with `spec` it reads the pool's programs.
         oracle: whether it sees the gold programs: a ceiling, not a competitor.
-        shows: whether its picks are shown: without, a prompt has no examples.
+        shows: whether its picks are shown; if not, a prompt has no examples.
         trade_off: what is tuned on development queries, if anything.
 
     Args:
-        examples: the pool, a dict an example: the question under `source`, the program under `target`.
+        examples: the pool, one dict per example: the question under `source`, the program under `target`.
         k: examples that `select_examples` returns.
         **resources: fields of `Resources`; `**vars(resources)` gives all of them.
 
@@ -123,7 +123,7 @@ class Baseline(BaseExampleSelector, ABC):
 
     @property
     def name(self) -> str:
-        """As in settings and reports."""
+        """The name used in settings and reports."""
         place = f"{type(self).__module__}:{type(self).__name__}"
         return next((name for name, own in BASELINES.items() if own == place), type(self).__name__)
 
@@ -148,7 +148,7 @@ class Baseline(BaseExampleSelector, ABC):
         """The k examples picked for one query, in pick order.
 
         Args:
-            input_variables: the query: like LangChain's selectors, all values but `target` joined by blanks in the
+            input_variables: the query: as in LangChain's selectors, all values but `target`, joined by spaces in the
                 order of their keys. An oracle also needs `target`, the gold program.
 
         Raises:
@@ -170,7 +170,7 @@ class Baseline(BaseExampleSelector, ABC):
 
         Args:
             queries: their texts.
-            k: picks a query.
+            k: picks per query.
             exclude: for each query, the positions it may not pick.
             references: the gold programs, for an oracle.
 
@@ -196,19 +196,19 @@ class Baseline(BaseExampleSelector, ABC):
     def _pick_for(
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
     ) -> np.ndarray:
-        """`_pick`, for an oracle with the gold programs as queries; for a selector that reads both."""
+        """`_pick`, with gold programs as queries for an oracle; a selector that reads both overrides this."""
         return self._pick(references if references is not None and self.oracle else queries, k, excluded)
 
     def _fit(self) -> None:
-        """Prepare for the pool as it now is."""
+        """Prepare for the current pool."""
 
     @abstractmethod
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        """Positions (b, k) int64; an oracle is given gold programs as queries. Each of `excluded` ascends."""
+        """Positions (b, k) int64; an oracle gets gold programs as queries. Each of `excluded` is in ascending order."""
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
-        """How many texts a language model scores at most before k picks, for so many training questions."""
+        """The most texts that a language model scores before k picks, for this many training questions."""
         return 0
 
     @property
@@ -221,7 +221,7 @@ class Baseline(BaseExampleSelector, ABC):
 
 
 def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:
-    """The different values, and the place (N,) of each among them: what is computed once ties exactly."""
+    """The distinct values, and the place (N,) of each value among them: equal ones, computed once, tie exactly."""
     rows = {value: row for row, value in enumerate(dict.fromkeys(values))}
     return list(rows), np.array([rows[value] for value in values], dtype=np.int64)
 
@@ -229,7 +229,7 @@ def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:
 def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:
     """The k best positions of each row, (B, k), best first, ties to the lowest.
 
-    Those excluded come last: the scores (B, N) are overwritten with −inf there.
+    Excluded positions come last: their scores (B, N) are overwritten with −inf.
     """
     scores[places(excluded, scores.shape[1])] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]

@@ -1,4 +1,4 @@
-"""Selectors that embed questions: top-k by similarity, maximal marginal relevance, and a point process."""
+"""Selectors that embed questions: top k by similarity, maximal marginal relevance, and a point process."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from langchain_rcr.families.model_files import unit
 from langchain_rcr.index.ranking import places
 from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_k
 
-_NO_VOLUME = 1e-5  # what is left of a candidate's volume of 1 is rounding below this
+_NO_VOLUME = 1e-5  # below this, what is left of a candidate's volume of 1 is rounding error
 
 
 class DenseSelector(Baseline):
-    """Picks the k examples with the highest cosine between the embeddings of their questions and the query's.
+    """Picks the k examples whose questions' embeddings have the highest cosine with the query's.
 
-    Others that compare one embedding a question derive from it, and rank otherwise.
+    Others that compare one embedding per question derive from it and rank differently.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("embed",)
@@ -36,7 +36,7 @@ class DenseSelector(Baseline):
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
         """(b, N): the cosine of each vector (b, D) with the question of each example."""
-        with np.errstate(invalid="ignore"):  # OpenBLAS may raise the flag for lanes that are no part of the product
+        with np.errstate(invalid="ignore"):  # OpenBLAS may set the flag for lanes outside the product
             similarity: np.ndarray = (vectors @ self._vectors.T)[:, self._row_of]
         return similarity
 
@@ -48,7 +48,7 @@ class DenseSelector(Baseline):
 class BERTSelector(DenseSelector):
     """Picks by the inner product of mean-pooled BERT vectors (paper, Eq. 2 and section 4, "Baselines").
 
-    Assumed, as the paper doesn't say: token vectors are averaged, and of an example the question is embedded.
+    Assumed, as the paper doesn't say: token vectors are averaged, and only an example's question is embedded.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("encode",)
@@ -70,10 +70,10 @@ class ContrieverSelector(BERTSelector):
 
 
 class MMRSelector(DenseSelector):
-    """Picks, one after the other, the example most like the query and least like the picks so far.
+    """At each step, picks the example most like the query and least like the picks so far.
 
     That is, the largest λ·cos(query, c) − (1 − λ)·max over the picks of cos(pick, c), over the whole pool. As in
-    LangChain, the first pick is the most similar one whatever λ is.
+    LangChain, the first pick is the most similar one, whatever λ is.
 
     Attributes:
         lambda_mult: λ in [0, 1]; the default is LangChain's.
@@ -100,20 +100,20 @@ class MMRSelector(DenseSelector):
 
 
 class DPPSelector(DenseSelector):
-    """A determinantal point process conditioned on the query: like it, and of large volume together (CEIL's TopK-DPP).
+    """A determinantal point process conditioned on the query: similar to it, and diverse together (CEIL's TopK-DPP).
 
     The kernel is L = diag(q) S diag(q) with q = exp(r / 2λ), relevance r = (1 + cos(query, c)) / 2 and similarity
-    S = (1 + cos(c, c')) / 2, so log det L_Y = Σ r / λ + log det S_Y: picks, one after the other, the example with the
-    largest log(new volume) + relevance / λ. This mode over the candidates most like the query is approximated by the
-    greedy algorithm with an incremental Cholesky factor of Chen, Zhang and Zhou, "Fast Greedy MAP Inference for
-    Determinantal Point Process to Improve Recommendation Diversity", NeurIPS 2018, Algorithm 1. Candidates that add no
-    volume (copies of picks) come next, then those outside the shortlist; both by relevance.
+    S = (1 + cos(c, c')) / 2, so log det L_Y = Σ r / λ + log det S_Y: each step picks the example with the largest
+    log(new volume) + relevance / λ. This greedy algorithm approximates the mode over the candidates most like the
+    query, with an incremental Cholesky factor: Chen, Zhang and Zhou, "Fast Greedy MAP Inference for Determinantal Point
+    Process to Improve Recommendation Diversity", NeurIPS 2018, Algorithm 1. Candidates that add no volume (copies of
+    picks) come next, then those outside the shortlist, both by relevance.
 
     Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning" (CEIL), ICML 2023, arXiv
-    2302.05698, sections 3.1 and 3.3, and their code for the shortlist's length and the map of cosines to [0, 1].
+    2302.05698, sections 3.1 and 3.3, and their code for the shortlist's length and the mapping of cosines to [0, 1].
     Departures: embeddings are not trained (one of CEIL's own baselines); the factor is that of S, with r / λ added to
-    the logarithm of each volume, which picks the same and can't overflow; a prompt shows the first pick last, where
-    that code puts the most similar first.
+    the logarithm of each volume, which gives the same picks and can't overflow; a prompt shows the first pick last,
+    while their code puts the most similar first.
 
     Attributes:
         lam: λ above 0; the smaller, the more relevance counts.
@@ -137,7 +137,7 @@ class DPPSelector(DenseSelector):
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
         n_fetched = min(self.fetch_k, len(self.examples))
         steps = min(k, n_fetched)
-        # In ascending order of position, so that ties go to the lowest here too.
+        # In ascending order of position, so that here, too, ties go to the lowest.
         fetched = np.sort(top_k(similarity, n_fetched, excluded), axis=1)  # (b, F)
         rows, texts = np.arange(len(fetched)), self._row_of[fetched]
         quality, volume = np.take_along_axis(similarity, fetched, axis=1) / self.lam, self._own_volume[texts]
@@ -163,7 +163,7 @@ class DPPSelector(DenseSelector):
         return picked
 
     def _similarity(self, vectors: np.ndarray) -> np.ndarray:
-        """(b, N) float64 in [0, 1]; rounded, so that exact ties stay ties, whatever BLAS does."""
+        """(b, N) float64 in [0, 1]; rounded, so that exact ties stay ties whatever BLAS does."""
         cosines = np.round(vectors @ self._vectors.T, 6).astype(np.float64)
         similarity: np.ndarray = ((1 + cosines) / 2)[:, self._row_of]
         return similarity

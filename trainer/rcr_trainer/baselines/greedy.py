@@ -1,4 +1,4 @@
-"""Selectors that cover structures: those of the gold program (ceilings, not competitors), or of near questions'."""
+"""Selectors that cover structures: the gold program's (ceilings, not competitors), or those of nearby questions."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data.coverage import PoolStructures, greedy_coverage, program_groups
 from rcr_trainer.data.okapi import BM25Scorer
 
-# Needs are rounded to this fraction, cosines to six decimals: exact ties stay ties, whatever BLAS does.
+# Needs are rounded to this fraction, cosines to six decimals, so that exact ties stay ties whatever BLAS does.
 _GRID = 2.0**-16
 
 
 class OracleSelector(Baseline):
-    """Algorithm 1 of the paper: picks at each step the example that covers most of what is left of the gold program."""
+    """Algorithm 1 of the paper: each step picks the example that covers most of what is left of the gold program."""
 
     needs: ClassVar[tuple[str, ...]] = ("spec",)
     oracle: ClassVar[bool] = True
@@ -32,15 +32,16 @@ class OracleSelector(Baseline):
 
 
 class KNNStructuresSelector(DenseSelector):
-    """Picks, one after the other, the example that adds most to the expected number of needed structures shown.
+    """At each step, picks the example that adds most to the expected number of needed structures shown.
 
-    A query needs a structure with the similarity-weighted share of its nearest questions' programs that have it: kernel
-    regression (Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth Regression Analysis", 1964). A neighbour
-    weighs exp(cosine / temperature); an example that a query may not pick is none. The rest is as the oracle does it.
+    The probability that a query needs a structure is estimated as the similarity-weighted share of its nearest
+    questions' programs that have it: kernel regression (Nadaraya, "On Estimating Regression", 1964; Watson, "Smooth
+    Regression Analysis", 1964). A neighbour weighs exp(cosine / temperature); examples that a query may not pick don't
+    count. Then it covers as the oracle does.
 
     Attributes:
         temperature: above 0; the smaller, the more the very nearest count.
-        neighbours: how many examples count. With the temperature chosen, 20 to 80 are within half a point of each other
+        neighbours: how many examples count. With the chosen temperature, 20 to 80 are within half a point of each other
             on the development questions of Geography, Scholar, GeoQuery's template_1 and COVR 100; on tmcd_1 ten cover
             two points more.
     """
@@ -68,14 +69,14 @@ class KNNStructuresSelector(DenseSelector):
 
 
 class CoverLSGoldSelector(Baseline):
-    """Cover-LS: covers the structures of the gold program, the largest first, no template twice.
+    """Cover-LS: covers the structures of the gold program, the largest first, without repeating a template.
 
     Source: Levy, Bogin and Berant, "Diverse Demonstrations Improve In-context Compositional Generalization", ACL 2023,
-    arXiv 2212.06800, section 3.2, Algorithm 1, and the oracle of section 4. For each uncovered structure, by size, the
-    example is taken that has it and whose question BM25 scores highest; once all are covered, the cover begins again.
+    arXiv 2212.06800, section 3.2, Algorithm 1, and the oracle of section 4. For each uncovered structure, by size, it
+    takes the example with that structure whose question BM25 scores highest; once all are covered, it starts again.
 
-    Departures: structures of equal size come in the order of their names. Where nothing can be covered, the rest come
-    in BM25's order, templates that were picked last.
+    Departures: structures of equal size are ordered by name. If nothing can be covered, the rest come in BM25's order,
+    already picked templates last.
     """
 
     needs: ClassVar[tuple[str, ...]] = ("spec",)
@@ -91,14 +92,14 @@ class CoverLSGoldSelector(Baseline):
     def _pick_for(
         self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
     ) -> np.ndarray:
-        needed = self._pool.rows(references or ())  # of the structures that the pool has
+        needed = self._pool.rows(references or ())  # only structures that the pool has
         order = np.argsort(-self._scorer.scores(queries), axis=1, kind="stable")
         ranks = np.argsort(order, axis=1)
         picks = [self._cover(needed[[row]].indices, ranks[row], barred, k) for row, barred in enumerate(excluded)]
         return np.array(picks, dtype=np.int64)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        raise NotImplementedError  # `_pick_for` takes its place
+        raise NotImplementedError  # `_pick_for` replaces it
 
     def _cover(self, wanted: np.ndarray, rank: np.ndarray, barred: np.ndarray, k: int) -> list[int]:
         """Algorithm 1 for one query, given the structures to cover and BM25's ranks (N,)."""
@@ -112,7 +113,7 @@ class CoverLSGoldSelector(Baseline):
             if not fresh.any():
                 fresh = left.copy()
             there = has[fresh].any(axis=0)
-            covered &= (there & ~covered).any()  # else the cover begins again
+            covered &= (there & ~covered).any()  # else the cover starts again
             candidates = np.flatnonzero(fresh)
             if (there & ~covered).any():
                 candidates = np.flatnonzero(fresh & has[:, (there & ~covered).argmax()])

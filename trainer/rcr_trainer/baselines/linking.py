@@ -1,6 +1,6 @@
-"""Selectors that know what of a question names tables, columns and values: schema linking by words.
+"""Selectors that know which words of a question name tables, columns and values: schema linking by words.
 
-A word links to a schema if it is a word of one of its names (partial matches count), in the singular: Guo et al.,
+A word links to a schema if, in the singular, it is a word of one of its names (partial matches count): Guo et al.,
 "Towards Complex Text-to-SQL in Cross-Domain Database with Intermediate Representation", ACL 2019, section 2.2; Wang et
 al., "RAT-SQL", ACL 2020, section 3.3.
 """
@@ -24,22 +24,22 @@ from rcr_trainer.data.coverage import PoolStructures
 from rcr_trainer.data.okapi import BM25Scorer
 
 MASK, UNKNOWN = "<mask>", "<unk>"
-"""What stands for names, and for values."""
+"""Placeholders for names and for values."""
 _TOKEN = re.compile(r"""(?<!\w)"[^"]*"|(?<!\w)'[^']*'(?!\w)|\d[\d.,]*\b|\w+|[^\w\s]""")
 _NEVER = re.compile(
     "a|all|an|and|are|as|at|be|by|do|does|each|every|find|for|from|give|have|how|in|is|it|list|many|me|most|much|not|of|on|"
     "or|show|than|that|the|their|there|to|was|were|what|when|where|which|who|whose|with",
     re.IGNORECASE,
 )
-"""Words that say no name on their own, though names have them."""
+"""Words that occur in names but don't stand for one on their own."""
 _SQL = re.compile(
     "bigint|blob|boolean|char|character|check|constraint|create|date|datetime|decimal|default|delete|double|exist|float|"
     "foreign|if|int|integer|key|not|null|number|numeric|other|primary|real|reference|smallint|table|text|time|timestamp|"
     "unique|update|value|varchar|view"
 )
-"""What CREATE TABLE statements say beside names, in the singular."""
+"""Words of CREATE TABLE statements that aren't names, in the singular."""
 _ALIKE = 4.0
-"""More than cosines differ by."""
+"""More than any two cosines differ by."""
 
 
 class BM25SchemaSelector(BM25Selector):
@@ -60,17 +60,17 @@ class BM25SchemaSelector(BM25Selector):
 
 
 class DAILSQLSelector(DenseSelector):
-    """DAIL-SQL's selection: the likest masked questions, those first whose SQL has the skeleton that is likely.
+    """DAIL-SQL's selection: the most similar masked questions, first those whose SQL has the likely skeleton.
 
     Gao et al., "Text-to-SQL Empowered by Large Language Models: A Benchmark Evaluation", VLDB 2024, arXiv 2308.15363,
-    section 3.2. Departures: their skeleton is that of a preliminary model's answer; here it is that of the program of
-    the question that is most alike once masked, so that no model is asked twice. Its similarity is the Jaccard
-    coefficient of the symbols of programs without names and values. A prompt shows the first pick last, as theirs does.
+    section 3.2. Departures: they take the skeleton of a preliminary model's answer; here it is that of the program of
+    the most similar masked question, so that no model is asked twice. Skeletons are compared by the Jaccard coefficient
+    of their programs' symbols without names and values. A prompt shows the first pick last, as theirs does.
 
     The pool's examples have a field `schema` where it is known; `Resources.schemas` has the queries'.
 
     Attributes:
-        threshold: the Jaccard coefficient from which on a skeleton is the likely one, in (0, 1].
+        threshold: the Jaccard coefficient from which a skeleton counts as the likely one, in (0, 1].
     """
 
     needs: ClassVar[tuple[str, ...]] = ("embed", "spec")
@@ -98,7 +98,7 @@ class DAILSQLSelector(DenseSelector):
 
 
 def mask_question(question: str, names: Set[str]) -> str:
-    """A question without what is its database's: runs of words of `names` become a mask, values become unknown."""
+    """The question without anything specific to its database: runs of words in `names` become MASK, values UNKNOWN."""
     masked: list[str] = []
     for token in _TOKEN.findall(question):
         if token[0].isdigit() or (token[0] in "\"'" and len(token) > 2):
@@ -121,14 +121,14 @@ def schema_words(schema: str) -> frozenset[str]:
 
 
 def program_words(program: str, language: str) -> list[str]:
-    """The words of the tables and columns that a program names, as often as it does; none where it has no names."""
+    """The words of the tables and columns that a program names, with repetitions; empty if it has no names."""
     parser: Any = get_parser(language)
     whole, shape = parser.parse(program), parser.shape(program) if hasattr(parser, "shape") else None
     return [] if whole is None or shape is None else [word for name in _names(whole, shape) for word in words(name)]
 
 
 def _names(tree: Tree, shape: Tree) -> list[str]:
-    """The labels that the shape of a program has constants for."""
+    """The labels that a program's shape replaces by constants."""
     if tree.label != shape.label and len(tree.children) == len(shape.children):
         return [tree.label]
     return [name for pair in zip(tree.children, shape.children, strict=False) for name in _names(*pair)]
@@ -139,7 +139,7 @@ def linker(
 ) -> Callable[[str], frozenset[str]]:
     """A function from a question to the words of its database's names.
 
-    They are those of its schema, if it is known, else those that any program of the pool names.
+    They come from its schema, if known, else from all names in the pool's programs.
     """
     known = {str(each["source"]): str(each["schema"]) for each in examples if each.get("schema")} | dict(schemas)
     own = cache(schema_words)

@@ -1,12 +1,12 @@
-"""Greedy Set-BERTScore-Recall: every token of the query is to have a token like it, in its context, in some pick.
+"""Greedy Set-BERTScore-Recall: every query token should have a similar token, in context, in some pick.
 
 BSR(x, z) = Σ_i max_j x_iᵀ z_j over unit vectors of contextual tokens; for a set, the maximum is over the tokens of all
 its examples. Eq. 5 and 6 and Algorithm 1 of Gupta, Gardner and Singh, "Coverage-based Example Selection for In-Context
 Learning", Findings of EMNLP 2023, arXiv 2305.14907.
 
 Departures: the encoder is the caller's (the MiniLM of the embedding selectors; theirs is deberta-large-mnli); special
-tokens are left out of the candidates, too; a prompt shows the first pick last, where theirs goes by each example's own
-BSR (section 6.4).
+tokens are left out of the candidates, too; a prompt shows the first pick last, while theirs orders examples by their
+own BSR (section 6.4).
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from langchain_rcr.families.pooled import PooledTransformer
 
 _PRODUCTS = 1 << 22
-"""Similarities of single tokens that are in memory at once: 16 MiB."""
+"""Token similarities held in memory at once: 16 MiB."""
 
 
 class SetBSRSelector(Baseline):
-    """Picks, one after the other, the example that adds most to the set's BERTScore-Recall of the query.
+    """At each step, picks the example that adds most to the set's BERTScore-Recall of the query.
 
-    The tokens' vectors of the pool are kept (3,000 questions of 20 tokens by MiniLM: 92 MB).
+    The pool's token vectors stay in memory (3,000 questions of 20 tokens by MiniLM: 92 MB).
     """
 
     needs: ClassVar[tuple[str, ...]] = ("embed_tokens",)
@@ -42,7 +42,7 @@ class SetBSRSelector(Baseline):
         self._starts = _starts(self._lengths)
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens each text has (n,), and the unit vectors of all (P, D), text after text."""
+        """How many tokens each text has (n,), and the unit vectors of all tokens (P, D), text after text."""
         embed_tokens: Any = self.resources.embed_tokens
         found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
         return np.array([len(vectors) for vectors in found], dtype=np.int64), unit(np.concatenate(found))
@@ -58,9 +58,9 @@ class SetBSRSelector(Baseline):
         return picked
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
-        """(T, U) float32: the largest cosine of each token (T, D) with those of each question; −1 where it has none."""
+        """(T, U) float32: each token's (T, D) largest cosine with a token of each question; −1 if that has none."""
         best = np.full((len(tokens), len(self._lengths)), -1, dtype=np.float32)
-        # Questions whose tokens' products with these fit in memory, or one.
+        # As many questions as have token products that fit in memory, but at least one.
         for part in row_blocks(len(self._lengths), len(tokens) * int(self._lengths.max(initial=1)), _PRODUCTS):
             first, last = self._starts[part.start], self._starts[part.stop]
             filled = np.flatnonzero(self._lengths[part]) + part.start
@@ -78,10 +78,10 @@ def transformer_tokens(base: str, *, max_length: int = 256) -> EmbedTokens:
 
     Args:
         base: hub name, local folder or `package:NAME`.
-        max_length: tokens read of a text.
+        max_length: tokens read per text.
 
     Returns:
-        A function, which raises an `InputError` at the first call if the model can't be loaded.
+        A function that raises an `InputError` at the first call if the model can't be loaded.
     """
 
     @cache

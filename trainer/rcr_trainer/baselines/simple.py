@@ -13,7 +13,7 @@ from rcr_trainer.data.okapi import BM25Scorer
 
 
 class RandomSelector(Baseline):
-    """Draws k examples without replacement; the draw depends on the seed and the query's text alone.
+    """Draws k examples without replacement; the draw depends only on the seed and the query's text.
 
     So a query gets the same examples alone and in any batch.
     """
@@ -25,14 +25,14 @@ class RandomSelector(Baseline):
         for row, (query, entry) in enumerate(zip(queries, excluded, strict=True)):
             digest = hashlib.blake2b(f"{self.resources.seed}\n{query}".encode("utf-8", "surrogatepass"), digest_size=16)
             order = np.random.default_rng(int(digest.hexdigest(), 16)).permutation(len(self.examples))
-            # Of the first k + |excluded| drawn at most |excluded| are dropped.
+            # Of the first k + |excluded| drawn, at most |excluded| are dropped.
             head = order[: k + entry.size]
             picked[row] = head[~np.isin(head, entry)][:k]
         return picked
 
 
 class NoneSelector(Baseline):
-    """No examples: a prompt shows none. Asked for positions all the same, it gives the pool's first."""
+    """No examples: a prompt shows none. If asked for positions anyway, it gives the pool's first."""
 
     shows: ClassVar[bool] = False
 
