@@ -1,4 +1,4 @@
-"""The paper's tables and figures (`rcr-train paper --table main`), and the rivals in them that learn.
+"""The paper's tables and figures (`rcr-train paper --table main`), and the learning rivals in them.
 
-Nothing imports this room but the command; the rivals are found by their names in `rcr_trainer.baselines.BASELINES`.
+Only the command imports this package; the rivals are found by name in `rcr_trainer.baselines.BASELINES`.
 """

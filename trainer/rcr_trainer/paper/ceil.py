@@ -1,12 +1,12 @@
-"""CEIL: a determinantal point process over embeddings that are trained on how much sets of examples help.
+"""CEIL: a determinantal point process over embeddings trained on how much sets of examples help.
 
 Source: Ye, Wu, Feng, Yu and Kong, "Compositional Exemplars for In-context Learning", ICML 2023, arXiv 2302.05698,
 section 3.2, and their code (HKUNLP/icl-ceil). It starts from a trained EPR. For each training question (x, y), sets of
 k of its nearest examples by EPR are drawn and ranked by p(y | set, x). The log det L_S = Σ r / λ + log det S_S of a
-better set must exceed that of a worse one by a margin times the difference of their ranks. Only the encoder of queries
-is trained. Picks are the greedy mode, as in `dpp`, whose kernel this is.
+better set must exceed that of a worse one by a margin times the difference of their ranks. Only the query encoder is
+trained. Picks are the greedy mode, as in `dpp`, with the same kernel.
 
-Departures: the sets have k examples (there 16, of 50 in the prompt), `baselines.sets` are drawn of the
+Departures: the sets have k examples (there 16, of 50 in the prompt), `baselines.sets` sets are drawn from the
 `baselines.candidates` nearest (there 50 of 100), and EPR trains E_c, too. Encoders, rate and epochs are the run's
 (there: BERT and 30 epochs).
 """
@@ -30,15 +30,15 @@ from rcr_trainer.baselines.dense import DPPSelector
 from rcr_trainer.paper.learned import EPRSelector, IntArray
 
 MARGIN = 0.02
-"""Of their script for training."""
+"""From their training script."""
 _JITTER = 1e-4
-"""On the diagonal of S, so that a set with two equal examples has a small volume, and a gradient, instead of none."""
+"""Added to the diagonal of S, so that a set with two equal examples has a small volume, and a gradient, not none."""
 
 
 class CEILSelector(EPRSelector, DPPSelector):
-    """Picks, one after the other, the example with the largest log(new volume) + relevance / λ, by trained encoders.
+    """Each step picks the example with the largest log(new volume) + relevance / λ, by trained encoders.
 
-    `lam` is λ in training and in picking.
+    `lam` is λ both in training and in picking.
     """
 
     trade_off: ClassVar[TradeOff | None] = None

@@ -1,12 +1,12 @@
 """An ITERR-like policy: a recurrent state, trained by policy gradient on the likelihood of the program.
 
 After Chen, Xu, Wang et al., "Learning to Retrieve Iteratively for In-Context Learning", EMNLP 2024, arXiv 2406.14739:
-retrieval as a decision process whose state s_{t+1} = GRU(E_c(z_t), s_t) begins with E_q(x) and picks by inner product;
-the reward is the language model's log-likelihood of the program behind the picks.
+retrieval as a decision process whose state s_{t+1} = GRU(E_c(z_t), s_t) starts from E_q(x) and picks by inner product;
+the reward is the language model's log-likelihood of the program after the picks.
 
-It is like ITERR, not ITERR itself: the advantage is the reward normalised within a group of sequences (Eq. 9), where
-ITERR trains a value head by PPO and rewards each step's gain; candidates while training are the best by BM25 between
-programs, where ITERR truncates a dense retriever's list. E_c is frozen. The GRU starts nearly as the identity (bias of
+It is like ITERR, not ITERR itself: the advantage is the reward normalised within a group of sequences (Eq. 9), while
+ITERR trains a value head by PPO and rewards each step's gain; training candidates are the best by BM25 between
+programs, while ITERR truncates a dense retriever's list. E_c is frozen. The GRU starts close to the identity (bias of
 its update gate 3), so that the first picks are those of the encoders.
 """
 
@@ -34,7 +34,7 @@ _CLIP = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Recurrent:
-    """What `State` is to the tri-encoder, with a recurrent cell for the update; `current` is (R, D)."""
+    """The counterpart of the tri-encoder's `State`, updated by a recurrent cell; `current` is (R, D)."""
 
     cell: nn.GRUCell
     current: Tensor
@@ -49,7 +49,7 @@ class Recurrent:
 
 
 class ITERRSelector(LearnedSelector):
-    """Picks, one after the other, the example with the largest inner product with a recurrent state."""
+    """Each step picks the example with the largest inner product with a recurrent state."""
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
@@ -60,7 +60,7 @@ class ITERRSelector(LearnedSelector):
         device, tau = next(model.parameters()).device, [model.config.tau] * self.k
         self._cell = cell = nn.GRUCell(model.dim, model.dim).to(device)
         with torch.no_grad():
-            cell.bias_ih[model.dim : 2 * model.dim] += 3.0  # of the update gate: the state stays nearly what it was
+            cell.bias_ih[model.dim : 2 * model.dim] += 3.0  # update gate: the state hardly changes
         candidates = torch.from_numpy(model.candidate.encode(self._items)).to(device)
         questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         barred = torch.ones(len(rows), len(candidates), dtype=torch.bool)
@@ -74,7 +74,7 @@ class ITERRSelector(LearnedSelector):
             return barred[batch].repeat_interleave(group, 0).to(device)
 
         def batches(rng: np.random.Generator) -> Iterator[tuple[IntArray, Sequences, Tensor, Tensor]]:
-            # Drawn one at a time, by the policy that the batch before has left.
+            # Drawn one at a time, by the policy as the previous batch left it.
             for batch in question_batches(len(rows), self.options.batch_size, rng):
                 uniforms = torch.from_numpy(rng.random((len(batch) * group, self.k)))
                 with torch.no_grad():

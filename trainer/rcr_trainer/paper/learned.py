@@ -1,7 +1,7 @@
-"""What the rivals share that learn from a scoring language model, its scores, encoders and training; and EPR.
+"""What the rivals that learn from a scoring language model share (scores, encoders, training); and EPR.
 
-The training questions are the pool's own examples; none gets itself. The encoders are those of the run's family, or
-heads over frozen embeddings where that family reads structures.
+The training questions are the pool's own examples; none gets itself. The encoders are those of the run's family or, if
+that family reads structures, heads over frozen embeddings.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ logger = logging.getLogger(__name__)
 IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 States = Callable[[IntArray, IntArray], Tensor]
-"""Queries (S,) and how many picks each has (S,) → state vectors (S, D), with gradients."""
+"""Queries (S,) and their numbers of picks (S,) → state vectors (S, D), with gradients."""
 MaterialT = TypeVar("MaterialT")
 
 _GRID = 1e-5
-"""Logits are rounded to this: exact ties stay ties, whatever batch a text was encoded in."""
+"""Logits are rounded to this, so that exact ties stay ties whatever batch a text was encoded in."""
 
 
 class LearnedSelector(Baseline):
     """Base of the selectors that a scoring language model teaches.
 
-    They learn before the first pick, from the pool as it then is. Examples that are added later can be picked, but
-    nothing is learned from them.
+    They learn before the first pick, from the pool at that time. Examples added later can be picked, but nothing is
+    learned from them.
 
     Raises:
         InputError: the pool has less than k + 2 examples.
@@ -57,16 +57,16 @@ class LearnedSelector(Baseline):
 
     @abstractmethod
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        """Train a fresh model on these examples of the pool as questions."""
+        """Train a fresh model with these examples of the pool as questions."""
 
     @property
     def options(self) -> LearnedSettings:
-        """The settings of the training."""
+        """The training settings."""
         return self.resources.learning
 
     @cached_property
     def model(self) -> TriEncoder:
-        """The encoders, trained at the first use."""
+        """The encoders, trained on first use."""
         build: Any = self.resources.policy
         if len(self.examples) < self.k + 2:
             what = f"the pool has {len(self.examples)} examples, too few to learn to pick {self.k}"
@@ -85,7 +85,7 @@ class LearnedSelector(Baseline):
         self._candidates = self.model.candidate.encode(items)
 
     def _pool_logits(self, states: NDArray[np.float32]) -> FloatArray:
-        """(R, N) of state vectors (R, D)."""
+        """(R, N) logits of state vectors (R, D)."""
         rounded: FloatArray = np.round((states @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
         return rounded[:, self._row_of]
 
@@ -97,7 +97,7 @@ class LearnedSelector(Baseline):
         return self.model.query.encode([Item(query) for query in queries])
 
     def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
-        """(R,) log-likelihoods of R examples' programs behind prompts that show these others, the first last."""
+        """(R,) log-likelihoods of R examples' programs after prompts that show these others, the first one last."""
         scorer: Any = self.resources.score
         prompt, items, examples = self.resources.prompt, self._items, self.examples
         prompts = [
@@ -108,12 +108,12 @@ class LearnedSelector(Baseline):
         return np.array(scorer.log_likelihoods(prompts, wanted), dtype=np.float64)
 
     def _near(self, rows: IntArray) -> IntArray:
-        """(Q, L) the other examples nearest to each row by BM25 between programs; L is k or more."""
+        """(Q, L) the other examples nearest to each row by BM25 between programs; L is at least k."""
         programs = self._programs
         scorer, size = BM25Scorer(programs), min(max(self.options.candidates, self.k), len(programs) - 1)
         found = np.empty((len(rows), size), dtype=np.int64)
         for block in row_blocks(len(rows), len(programs)):
-            scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # so that a tie is one
+            scores = np.round(scorer.scores([programs[row] for row in rows[block]]), 6)  # keeps ties exact
             found[block] = top_k(scores, size, list(rows[block][:, None]))
         return found
 
@@ -126,7 +126,7 @@ class LearnedSelector(Baseline):
             model: the encoders.
             rows: (Q,) the training questions, which never get themselves.
             ranked: (Q, k, L) candidates of each question at each step, the most helpful first.
-            best: positives are drawn among this many of the first; hard negatives among `extreme` of the last.
+            best: positives are drawn from this many of the first, hard negatives from the last `extreme`.
             sequences: (Q, k) picks whose prefixes are the states.
             states: makes the state vectors.
         """
@@ -145,7 +145,7 @@ class LearnedSelector(Baseline):
             return info_nce_batches(order, positives, sequences, self.options.batch_size, negatives, rng)
 
         def loss(batch: Batch) -> Tensor:
-            # Each row of the batch is a single state, and has a positive.
+            # Each row of the batch is a single state with a positive.
             rivals = model.candidate(candidates.select(batch.candidates))
             logits = states(batch.queries, batch.steps.argmax(axis=1)) @ rivals.T
             allowed = torch.from_numpy(batch.allowed(own, len(pool))[batch.steps]).to(device)
@@ -162,9 +162,9 @@ class LearnedSelector(Baseline):
         loss: Callable[[MaterialT], Tensor],
         collect: Callable[[np.random.Generator], Iterable[MaterialT]] | None = None,
     ) -> None:
-        """Train these modules by the common loop.
+        """Train these modules with the common loop.
 
-        An epoch's batches come from `collect`; None: the training questions in random order.
+        `collect` gives an epoch's batches; None: the training questions in random order.
         """
         options, seed = self.options, self.resources.seed
         parameters = (each for module in modules for each in module.parameters() if each.requires_grad)
@@ -191,12 +191,12 @@ class LearnedSelector(Baseline):
 
 
 class EPRSelector(LearnedSelector):
-    """EPR: a bi-encoder that learns which single example helps a language model most to write the program.
+    """EPR: a bi-encoder that learns which single example most helps a language model write the program.
 
     Source: Rubin, Herzig and Berant, "Learning To Retrieve Prompts for In-Context Learning", NAACL 2022, arXiv
     2112.08633, section 3. The candidates of a training question (x, y), the best by BM25 between programs, are ranked
     by p(y | candidate, x). One of the five best is the positive, one of the five worst the hard negative; those of the
-    other questions in the batch are negatives, too. Picks are the k largest inner products.
+    batch's other questions are negatives, too. Picks are the k largest inner products.
 
     Departures: encoders, rate and epochs are the run's (there: BERT, 1e-4, 30 epochs). A question's own picks are never
     its negatives.
@@ -221,7 +221,7 @@ class EPRSelector(LearnedSelector):
         )
 
     def _scored(self, rows: IntArray) -> tuple[IntArray, FloatArray]:
-        """(Q, L) the candidates of each question, and the log-likelihoods of its program behind each."""
+        """(Q, L) each question's candidates, and the log-likelihoods of its program after each of them."""
         near = self._near(rows)
         scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())
         return near, scores.reshape(near.shape)
@@ -231,7 +231,7 @@ class EPRSelector(LearnedSelector):
 
 
 def training_rows(pool: int, most: int | None) -> IntArray:
-    """The pool's examples that are training questions: all, or `most`, evenly spaced."""
+    """The pool's examples that serve as training questions: all, or `most`, evenly spaced."""
     return np.unique(np.linspace(0, pool - 1, min(pool, most or pool)).astype(np.int64))
 
 

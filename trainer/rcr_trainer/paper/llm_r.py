@@ -1,12 +1,12 @@
 """An LLM-R-like retriever: a reward model learns how much examples help, and a bi-encoder is distilled from it.
 
 After Wang, Yang and Wei, "Learning to Retrieve In-Context Examples for Large Language Models", EACL 2024, arXiv
-2307.07164: a cross-encoder reads question, program and one example, and learns to tell the example behind which the
-language model finds the program likeliest from others among the less helpful; the bi-encoder's softmax over a
-question's candidates then follows the reward model's (KL divergence), which unlike it has seen the program.
+2307.07164: a cross-encoder reads question, program and one example. It learns to distinguish the example after which
+the language model finds the program most likely from less helpful ones. The bi-encoder's softmax over a question's
+candidates then follows the reward model's (KL divergence), although only the latter has seen the program.
 
 It is like LLM-R, not LLM-R itself: the reward model is E_x of the run's family with a linear head, candidates are the
-best by BM25 between programs, there is one round (there: two, the second from its own retriever's candidates), and the
+best by BM25 between programs, there is one round (theirs: two, the second from the retriever's own candidates), and the
 contrastive term, of weight 0.2 there, is left out.
 """
 
@@ -25,11 +25,11 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.paper.learned import EPRSelector, FloatArray, IntArray, question_batches
 
 NEGATIVES = 7
-"""Less helpful examples beside the most helpful one, as in LLM-R."""
+"""Less helpful examples besides the most helpful one, as in LLM-R."""
 
 
 class LLMRSelector(EPRSelector):
-    """Picks the k examples whose vectors have the largest inner products with the query's."""
+    """Picks the k examples whose vectors have the largest inner product with the query's."""
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         near, scores = self._scored(rows)
@@ -47,7 +47,7 @@ class LLMRSelector(EPRSelector):
         self._train(model, [model], len(rows), loss)
 
     def _rewards(self, rows: IntArray, near: IntArray, scores: FloatArray) -> FloatArray:
-        """(Q, L) what a reward model makes of the candidates, once it has learnt from their scores (Q, L)."""
+        """(Q, L) a reward model's scores of the candidates, after it has learnt from theirs (Q, L)."""
         build: Any = self.resources.policy
         model: TriEncoder = build(self._items)
         head = nn.Linear(model.dim, 1).to(next(model.parameters()).device)

@@ -1,4 +1,4 @@
-"""A table from what its runs found, as Markdown, JSON and plots; the paper's own figures stand beside ours."""
+"""A table of its runs' results, as Markdown, JSON and plots; the paper's own figures stand beside ours."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ MEAN = "mean"
 _SHOWN = ("exact_match", "jaccard", "execution", "coverage", "full_coverage", "prompt_tokens", "latency_ms", "cost")
 _METRICS = {name: FIGURES[name] for name in _SHOWN} | {"pick_seconds": ("s to pick for all questions", 2)}
 """The columns of the second table: title and decimals."""
-# Okabe and Ito's palette and some more, told apart with any colour vision, each with its marker for print.
+# Okabe and Ito's palette and some more, distinguishable with any colour vision, each with its marker for print.
 _STYLES = (
     *(("#0072B2", "s"), ("#56B4E9", "D"), ("#009E73", "^"), ("#CC79A7", "v"), ("#E69F00", "X"), ("#000000", "P")),
     *(("#8C6D31", "*"), ("#5B5EA6", "h"), ("#9B2335", "p"), ("#2E8B6F", "d")),
@@ -34,7 +34,7 @@ _STYLES = (
 
 @dataclass(frozen=True)
 class Result:
-    """A table that can be written."""
+    """A table that is ready to be written."""
 
     name: str
     table: Table
@@ -43,7 +43,7 @@ class Result:
 
     @property
     def rows(self) -> list[str]:
-        """The labels: the paper's first, then the others as they come, those left out last."""
+        """The labels: the paper's first, then the others in order of appearance, those left out last."""
         found = dict.fromkeys([*(outcome.row.label for outcome in self.outcomes), *self.left_out])
         first = list(published()["tables"].get(self.name, {"rows": ()})["rows"])
         return sorted(found, key=lambda label: [*first, label].index(label))
@@ -56,17 +56,17 @@ class Result:
 
     @property
     def columns(self) -> list[str]:
-        """The splits by the paper's names; COVR's are one column."""
+        """The splits by the paper's names; all of COVR's are one column."""
         return list(dict.fromkeys(_column(outcome) for outcome in self.outcomes))
 
     @property
     def metric(self) -> str:
-        """What the first table shows: exact match, or what the figure does where nothing was answered."""
+        """What the first table shows: exact match or, if nothing was answered, what the figure shows."""
         answered = any(outcome.metrics.get("exact_match") is not None for outcome in self.outcomes)
         return "exact_match" if answered else next(iter(self.table.panels), "coverage")
 
     def values(self, label: str, column: str, metric: str) -> list[float]:
-        """A figure by seed, each the mean over the column's splits, for MEAN over all."""
+        """A figure by seed, each the mean over the column's splits; for MEAN, over all splits."""
         by_seed: dict[int, list[float]] = {}
         for outcome in self.outcomes:
             value = outcome.metrics.get(metric)
@@ -76,9 +76,9 @@ class Result:
 
     @cached_property
     def gaps(self) -> dict[str, tuple[float, Interval | None]]:
-        """By row, how many points of exact match the reference row has more, with the 95 % interval.
+        """By row, how many more points of exact match the reference row has, with the 95 % interval.
 
-        Over the questions of all splits and seeds that were answered with both; a program is drawn with all of them.
+        Over the questions of all splits and seeds answered in both; a program is drawn with all its questions.
         """
         answered: dict[str, dict[tuple[str, int, str], tuple[str, bool]]] = {}
         for outcome in self.outcomes:
@@ -155,7 +155,7 @@ class Result:
         return buffer.getvalue()
 
     def _series(self, metric: str) -> dict[str, list[tuple[float, float]]]:
-        """By series its points (x, y), of each column by itself where there are several."""
+        """By series, its points (x, y); if there are several columns, one series for each."""
         found: dict[tuple[str, str], dict[float, str]] = {}
         for outcome in self.outcomes:
             if outcome.row.x is not None and outcome.metrics.get(metric) is not None:
@@ -170,7 +170,7 @@ class Result:
     # ------------------------------------------------------------------ words
 
     def _means(self) -> tuple[list[str], list[list[str]]]:
-        """The second table: titles of its columns, and the rows."""
+        """The second table: its columns' titles, and its rows."""
         shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
         head, rows = [title for title, _ in shown.values()], []
         if self.gaps:
@@ -183,12 +183,12 @@ class Result:
         return head, rows
 
     def _heading(self, column: str) -> str:
-        """The column's name, and how many of COVR's ten splits it has if not all."""
+        """The column's name and, if it lacks some, how many of COVR's ten splits it has."""
         splits = {outcome.split for outcome in self.outcomes if _column(outcome) == column}
         return f"{column} ({len(splits)} of {len(COVR)})" if splits < set(COVR) and splits else column
 
     def _note(self) -> str:
-        """Seeds, and where the paper's figures are from."""
+        """The seeds, and the source of the paper's figures."""
         own = published()["tables"].get(self.name)
         seeds = ", ".join(map(str, sorted({outcome.seed for outcome in self.outcomes})))
         over = f"Seeds {seeds}: mean ± standard deviation" if "," in seeds else f"Seed {seeds}"
@@ -197,7 +197,7 @@ class Result:
 
 
 def cell(values: Sequence[float], digits: int = 1) -> str:
-    """Mean ± standard deviation; without the latter for a single value."""
+    """Mean ± standard deviation; for a single value, only that."""
     if not values:
         return "–"
     spread = f" ± {stdev(values):.{digits}f}" if len(values) > 1 else ""

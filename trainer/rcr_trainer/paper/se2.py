@@ -1,14 +1,14 @@
-"""se²: a retriever that learns, step by step, which example helps a language model most beside those chosen before.
+"""se²: a retriever that learns, step by step, which example helps a language model most beside those already chosen.
 
 Source: Liu, Liu, Huang et al., "Se²: Sequential Example Selection for In-Context Learning", Findings of ACL 2024, arXiv
-2402.13874, and their code (microsoft/LMOps, se2). At each step the language model ranks candidates c, drawn at random,
-by p(y | chosen, c, x); one of rank r = 0, 1, … joins those chosen with a probability proportional to exp(−r). The
-encoder of queries reads the chosen examples and then the question. Trained by InfoNCE: the first of a ranking against
-one of the last and the batch's others. Picks are found by a beam of 3 on the sum of inner products. `se2_tri` is the
-paper's "se² + tri-encoder" (section 4): the same with the state of Eq. 4.
+2402.13874, and their code (microsoft/LMOps, se2). At each step the language model ranks randomly drawn candidates c by
+p(y | chosen, c, x); the one of rank r = 0, 1, … is chosen with probability proportional to exp(−r). The query encoder
+reads the chosen examples and then the question. It is trained by InfoNCE: the first of a ranking against one of the
+last and the batch's others. A beam of 3 on the sum of inner products finds the picks. `se2_tri` is the paper's "se² +
+tri-encoder" (section 4): the same with the state of Eq. 4.
 
-Departures: prompts show the latest pick first, as se²'s do, but the encoder reads picks in the order of picking; of the
-worst candidates one is drawn for a state and epoch, where se² takes 20. Encoders, rate and epochs are the run's (there:
+Departures: prompts show the latest pick first, as se²'s do, but the encoder reads picks in the order of picking; one of
+the worst candidates is drawn per state and epoch, while se² takes 20. Encoders, rate and epochs are the run's (there:
 BERT and 6 epochs).
 """
 
@@ -30,11 +30,11 @@ from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, Sta
 from rcr_trainer.training.rollout import states as states_of
 
 Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]
-"""(queries (R,), the picks of each so far (R, t)) → the state vectors (R, D)."""
+"""(queries (R,), their picks so far (R, t)) → state vectors (R, D)."""
 
 
 class Se2Selector(LearnedSelector):
-    """Picks the sequence of k examples for which a beam finds the largest sum of logits; further picks are greedy."""
+    """Picks the sequence of k examples with the largest sum of logits that a beam finds; further picks are greedy."""
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:
@@ -98,7 +98,7 @@ class Se2TriSelector(Se2Selector):
 
 
 def appended(question: str, picks: Sequence[Item]) -> str:
-    """What the encoder of queries reads: the chosen examples, then the question."""
+    """What the query encoder reads: the chosen examples, then the question."""
     return "\n".join([*(pick.text for pick in picks), question])
 
 
@@ -110,15 +110,15 @@ def sequences(
     k: int,
     rng: np.random.Generator,
 ) -> tuple[IntArray, IntArray]:
-    """Rank candidates step by step, each step beside the examples chosen before.
+    """Rank candidates step by step, each step beside the examples already chosen.
 
     Args:
         score: (rows, the examples shown to each) → log-likelihoods of the rows' programs.
-        rows: (Q,) the training questions, which are none of their own candidates.
+        rows: (Q,) the training questions, which are never their own candidates.
         pool: N.
-        size: L, candidates at a step; fewer where the pool has no more.
+        size: L, candidates at a step; fewer if the pool has no more.
         k: steps.
-        rng: draws the candidates, and one of them.
+        rng: draws the candidates, and the one that is chosen.
 
     Returns:
         ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
@@ -128,7 +128,7 @@ def sequences(
     weights = np.exp(-np.arange(size, dtype=np.float64))
     for step in range(k):
         closed = np.concatenate([rows[:, None], chosen[:, :step]], axis=1)
-        # As many more as may have to be left out: an order of the whole pool for each question would fill the memory.
+        # Draw as many extra as may be dropped; a permutation of the whole pool per question would fill the memory.
         order = (rng.choice(pool, size + closed.shape[1], replace=False) for _ in rows)
         drawn = np.stack([own[~np.isin(own, taken)][:size] for own, taken in zip(order, closed, strict=True)])
         shown = [[*picks, each] for picks, own in zip(chosen[:, :step], drawn, strict=True) for each in own]
@@ -149,12 +149,12 @@ def beam(
 ) -> IntArray:
     """The sequences (B, k) with the largest sum of logits that a beam finds; ties go to the lowest positions.
 
-    Those for k begin those for any larger k.
+    The sequences for k are the beginnings of those for any larger k.
 
     Args:
         logits: (queries (R,), their picks so far (R, t)) → logits (R, N).
         excluded: for each of the B queries, the positions it may not pick.
-        k: picks a query.
+        k: picks per query.
         width: sequences kept for each query.
         horizon: length of the sequences that compete, whatever k is; further picks are greedy.
     """
@@ -165,7 +165,7 @@ def beam(
         for row, (query, _, picked) in zip(values, beams, strict=True):
             row[excluded[query]] = row[list(picked)] = -np.inf
         if np.isneginf(values).all(axis=1).any():
-            break  # A query's candidates are used up: k is no larger than this step.
+            break  # a query's candidates are used up: k is at most this step
         kept = width if step + 1 < horizon else 1
         ranked = sorted(
             (query, cost - row[at], (*picked, int(at)))

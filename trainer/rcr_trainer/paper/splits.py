@@ -1,4 +1,4 @@
-"""The splits that the tables are over, by the names that the command line takes."""
+"""The splits of the tables, by their names on the command line."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.runs.tasks import download_corpus
 
 GEOQUERY = tuple(name if name == "standard" else f"csl_{name}" for name in PUBLISHED)
-"""The paper's eight: all but the standard one are of google-research/language, language/compgen/csl."""
+"""The paper's eight: all but the standard one are from google-research/language, language/compgen/csl."""
 COVR = tuple(f"covr-{number}" for number in (8, 25, 34, 43, 48, 51, 99, 100, 110, 115))
 FOLDED = ("academic", "imdb", "yelp")
-"""The text2sql-data files with folds: a run's seed is its fold of test."""
+"""The text2sql-data files with folds: a run's seed is its test fold."""
 
 
 def named_splits(text: str) -> list[str]:
-    """The splits of a comma-separated list, in which `geoquery`, `csl` and `covr` stand for all of theirs.
+    """The splits in a comma-separated list, where `geoquery`, `csl` and `covr` stand for all of theirs.
 
     `template_1` is short for `csl_template_1`.
     """
@@ -35,16 +35,16 @@ def named_splits(text: str) -> list[str]:
 
 
 def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[str, Any]:
-    """The settings of a run that say which data it works on.
+    """The settings that say which data a run works on.
 
     Args:
-        split: of GeoQuery `standard`, `csl_template_1`, … (the paper's), of COVR `covr-110`, or `text2sql-NAME` for the
-            query split of a file of text2sql-data, or `spider-template_1`, … of Spider-SSP.
+        split: for GeoQuery `standard`, `csl_template_1`, … (the paper's); for COVR `covr-110`; `text2sql-NAME` for the
+            query split of a text2sql-data file; for Spider-SSP `spider-template_1`, ….
         data: folder with `geoquery/corpus.xml`, `geoquery/splits/standard.json` and `geoquery/splits_csl/`, which are
-            downloaded if they are missing, or with `text2sql/*.json` and `geography_sql/geography.json`, or with
-            `spider/` (`spider_split`).
-        made: folder for the splits that are converted.
-        seed: of the run; where a text2sql-data file has folds, that of test.
+            downloaded if missing, or with `text2sql/*.json` and `geography_sql/geography.json`, or with `spider/`
+            (`spider_split`).
+        made: folder for converted splits.
+        seed: of the run; for a text2sql-data file with folds, the test fold.
 
     Raises:
         ConfigError: no such split.
@@ -78,13 +78,13 @@ def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[st
         ids = published_ids(folder, name)
     except DataError as error:
         raise DataError(f"{error}; --data FOLDER takes them from a folder, as {folder} would be") from error
-    own = {"exclude_own_program": split != "standard"}  # which is i.i.d.: most test programs are in the pool
+    own = {"exclude_own_program": split != "standard"}  # standard is i.i.d.: most test programs are in the pool
     where = {"task": "geoquery", "split": name.partition("_")[0], "corpus": str(corpus), "ids": str(ids)}
     return {"data": where, "sft": own, "grpo": own}
 
 
 def _unpacked(folder: Path, into: Path) -> Path:
-    """A folder, or what its archive holds, `folder.tar.xz`, unpacked once."""
+    """A folder, or the contents of its archive `folder.tar.xz`, unpacked once."""
     archive, made = folder.with_name(f"{folder.name}.tar.xz"), into / folder.name
     if folder.is_dir() or not archive.is_file():
         return folder
@@ -95,7 +95,7 @@ def _unpacked(folder: Path, into: Path) -> Path:
 
 
 def _made(folder: Path, split: Callable[[], Split]) -> Path:
-    """A split folder, made once."""
+    """A split folder, created once."""
     if not (folder / "split.json").is_file():
         write_split(folder, split())
     return folder

@@ -1,4 +1,4 @@
-"""The runs behind a table: what is missing, what that costs at most, and what came out."""
+"""The runs behind a table: which are missing, the most they cost, and their results."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from rcr_trainer.training.registry import SFTSettings
 # Appendix A: 110 questions are held out for GRPO; COVR and the standard split have no development questions.
 _DEFAULTS: dict[str, Any] = {"data": {"dev_size": 0}, "grpo": {"queries": 110}}
 _OF_THE_SPLIT = ("split", "directory", "train", "dev", "test", "corpus", "ids")
-"""What the settings say of data that a split says itself."""
+"""Settings of the data that the split determines itself."""
 _OF_A_FAMILY = ("model", "sft", "grpo")
 _COSTS = ("queries", "batch_size", "group_size", "epochs", "max_steps")
-"""Settings of GRPO that hold for every family."""
+"""GRPO's settings that hold for every family."""
 _OF_SFT = ("threads", "data", "program", "model", "sft")
 _TRAINED = Variant(GRPO, ALONE, {})
 """The policy that some variants only evaluate."""
 _FEW, _MOST = 3, 64
-"""Prompts that tell how fast the language model is: at least so many at a time, in all."""
+"""Prompts that measure the language model's speed: at least _FEW at a time, _MOST in all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One run; without a variant only the policy of SFT, which variants share."""
+    """One run; without a variant, only SFT's policy, which variants share."""
 
     split: str
     seed: int
@@ -68,7 +68,7 @@ class Outcome:
         split: of the run.
         seed: of the run.
         metrics: the figures of `SelectorScores` by name.
-        answered: by the id of each question that was answered, the key of its program and whether the answer is exact.
+        answered: by the id of each answered question, the key of its program and whether the answer is exact.
     """
 
     row: Row
@@ -80,7 +80,7 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a table, each in a folder of its own under one folder, with one file of answers.
+    """All runs of a table, each in its own folder under one folder, with one file of answers.
 
     Args:
         table: of TABLES.
@@ -88,9 +88,9 @@ class Sweep:
         seeds: of the runs.
         folder: for the runs.
         data: folder of the corpora.
-        settings: what the command says, by section; variants have the last word.
-        selectors: the rows to have beside the reference, by their names; None: all.
-        limit: about how many answers each part of a run asks for, in a trial (`trial`).
+        settings: the command's, by section; variants override them.
+        selectors: the rows to show beside the reference, by name; None: all.
+        limit: in a trial, about how many answers each part of a run asks for (`trial`).
     """
 
     table: Table
@@ -105,7 +105,7 @@ class Sweep:
 
     @cached_property
     def cells(self) -> list[Cell]:
-        """Every run, after those that it begins with."""
+        """Every run, each after those that it starts from."""
         cells: dict[Path, Cell] = {}
         for split, seed in product(self.splits, self.seeds):
             for cell in self._of(split, seed):
@@ -115,13 +115,13 @@ class Sweep:
         return list(cells.values())
 
     def missing(self) -> list[Cell]:
-        """The runs that are not there, or not with all answers."""
+        """The runs that don't exist, or lack answers."""
         return [cell for cell in self.cells if not pipeline.is_done(cell.config, cell.until)]
 
     def run(self) -> Iterator[Cell]:
-        """Do every run that is missing; yields each before it begins.
+        """Do every missing run; yields each before it begins.
 
-        A variant whose own reward needs scores that the language model doesn't give is left out. If a run fails, what
+        A variant is left out if its own reward needs scores that the language model doesn't give. If a run fails, what
         is done stays done.
         """
         for cell in self.missing():
@@ -134,7 +134,7 @@ class Sweep:
                 self._unscored.update({row.label: str(error) for row in cell.variant.rows.values()})
 
     def outcomes(self) -> list[Outcome]:
-        """What the runs that are done found, row by row."""
+        """The results of the finished runs, row by row."""
         hidden = set() if self.selectors is None else set(baselines.names()) - set(self.selectors)
         outcomes = []
         for cell, variant, report in self._reports():
@@ -150,13 +150,13 @@ class Sweep:
         return outcomes
 
     def _reports(self) -> Iterator[tuple[Cell, Variant, EvaluationReport]]:
-        """The runs whose comparison is there, be it without the answers that a budget didn't allow."""
+        """The runs whose comparison exists, even if a budget left it without some answers."""
         for cell in self.cells:
             if cell.variant is not None and pipeline.is_done(cell.config, cell.until, unpaid=True):
                 yield cell, cell.variant, EvaluationReport.read(cell.config.folder)
 
     def left_out(self) -> dict[str, str]:
-        """The rows that the table can't have, or not with answers, with the reason."""
+        """The rows that the table lacks, or has without answers, with the reason."""
         found = self._omitted | self._unscored
         for _, variant, report in self._reports():
             found |= {name_of(name): reason for name, reason in report.left_out.items()}
@@ -182,7 +182,7 @@ class Sweep:
         own = self._given(self.table.variants[0])["model"]["family"]
         variants = [variant for variant in self.table.variants if variant.family != own]
         if all(REST not in variant.rows or self._undone(variant) for variant in variants):
-            # Who else is compared is then compared in the run of the other family.
+            # Then the other selectors are compared in the run of the other family.
             others = {REST: Row("{}")}
             variants = [replace(v, settings={}, rows={**v.rows, **others}) if v.family else v for v in variants]
         if self.selectors is None:
@@ -198,13 +198,13 @@ class Sweep:
 
     @cached_property
     def _compared(self) -> list[str]:
-        """The selectors that the table compares with ours, unless the settings name them."""
+        """The selectors that the table compares with ours, unless the settings name others."""
         if self.selectors is not None:
             return [name for name in baselines.names() if name in self.selectors]
         return [] if "selectors" in self.settings.get("evaluation", {}) else list(self.table.selectors)
 
     def _undone(self, variant: Variant) -> str:
-        """Why a variant can't be done; empty if it can."""
+        """Why a variant can't be run; empty if it can."""
         if variant.settings.get("reward", {}).get("names") == ["likelihood"] and self._no_scores:
             return self._no_scores
         model = dict(self._given(variant)["model"])
@@ -212,7 +212,7 @@ class Sweep:
         return reason and f"--model.base names another model, such as a folder: {reason}"
 
     def _unlearned(self, selector: str) -> str:
-        """Why a selector can't be compared; empty if it can, as far as the settings tell."""
+        """Why a selector can't be compared; empty if, going by the settings, it can."""
         baseline: Any = baselines.get_baseline(selector)
         if "encode" in baseline.needs:
             return _unopened(self.settings.get("evaluation", {}).get(selector) or baseline.base)
@@ -220,7 +220,7 @@ class Sweep:
 
     @cached_property
     def _no_scores(self) -> str:
-        """Why nothing can learn from the language model's scores; empty if it may give some."""
+        """Why nothing can learn from the language model's scores; empty if it may give any."""
         llm = LLMSettings.model_validate(self.settings.get("llm", {}))
         if llm.given and llm.scores:
             return ""
@@ -230,7 +230,7 @@ class Sweep:
     # ------------------------------------------------------------------ the settings of a cell
 
     def _given(self, variant: Variant) -> dict[str, Any]:
-        """What the command says that holds for a variant, over the paper's settings if its family is the paper's."""
+        """The command's settings that apply to a variant, over the paper's settings if its family is the paper's."""
         few = {} if self.limit is None else trial(self.limit)
         given = {name: own for name, own in self.settings.items() if not (variant.family and name in _OF_A_FAMILY)}
         if variant.family:
@@ -255,15 +255,15 @@ class Sweep:
                 given.get("data", {}).pop(name, None)
             if self.selectors is not None:
                 given.get("evaluation", {}).pop("selectors", None)
-            # What a split says beside its data, the command may contradict.
+            # The command may override what a split sets besides its data.
             common = merged(where, usual, given, {"data": where["data"], "grpo": {"enabled": True}})
             yield from self._begun_and(variant, split, seed, common)
 
     def _begun_and(self, variant: Variant, split: str, seed: int, common: Mapping[str, Any]) -> Iterator[Cell]:
-        """The run of a variant, after those that it begins with."""
+        """The run of a variant, after those that it starts from."""
         settings = merged(common, variant.settings)
         if variant.start == "sft":
-            # Only what the shared policy depends on is in its settings.
+            # Its settings hold only what the shared policy depends on.
             kept = {name: settings[name] for name in _OF_SFT if name in settings}
             before = self._checked(split, seed, "sft", merged(kept, _untouched(settings)))
             yield Cell(split, seed, None, before)
@@ -280,7 +280,7 @@ class Sweep:
 
 
 def trial(limit: int) -> dict[str, Any]:
-    """Settings by which each part of a run (a row, GRPO, the race, a learner) asks for about `limit` answers."""
+    """Settings with which each part of a run (a row, GRPO, the race, a learner) asks for about `limit` answers."""
     few = max(1, limit // 8)
     return {
         "sft": {"max_steps": 1},
@@ -291,12 +291,12 @@ def trial(limit: int) -> dict[str, Any]:
 
 
 def _from(start: Path) -> dict[str, Any]:
-    """Settings by which a run begins with a policy that is there, whether that one had SFT or not."""
+    """Settings with which a run starts from an existing policy, whether or not that had SFT."""
     return {"sft": {"checkpoint": str(start), "enabled": True}}
 
 
 def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by which GRPO leaves the policy as it is and asks no model; its questions stay held out."""
+    """Settings with which GRPO leaves the policy unchanged and asks no model; its questions stay held out."""
     queries = settings.get("grpo", {}).get("queries")
     # Without SFT only settings with GRPO are valid.
     if queries is None and SFTSettings(enabled=settings.get("sft", {}).get("enabled", True)).enabled:
@@ -306,7 +306,7 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compared_before(config: Settings) -> Settings:
-    """The same settings with the selectors of the run that is there, where these include all that are wanted."""
+    """The settings with the selectors of the existing run, if those include all that are wanted."""
     before = config.folder / "config.yaml"
     there = load_config(before, environ={}) if before.is_file() else None
     if there is None or not set(compared(there)) >= set(compared(config)):
@@ -317,7 +317,7 @@ def _compared_before(config: Settings) -> Settings:
 
 @cache
 def _unopened(base: str | None) -> str:
-    """Why a pretrained model can't be opened; empty if it can, or there is none to open."""
+    """Why a pretrained model can't be opened; empty if it can, or if there is none to open."""
     from langchain_rcr.families.pooled import PooledTransformer
 
     if base is None or base.startswith("langchain:"):
@@ -340,9 +340,9 @@ def _row(variant: Variant, selector: str) -> Row | None:
 
 
 def budget(cells: Sequence[Cell]) -> Estimate | None:
-    """What the language model of these runs costs at most; None where none is asked.
+    """The most that these runs' language model costs; None if none is asked.
 
-    It will be less: kept answers cost nothing, nor do prompts that several runs share.
+    The real cost will be lower: kept answers cost nothing, and prompts shared by several runs cost once.
     """
     asking = (cell.config for cell in cells if cell.variant and cell.config.llm.given)
     costs: list[Estimate] = []
@@ -358,7 +358,7 @@ def budget(cells: Sequence[Cell]) -> Estimate | None:
 
 
 def pace(cells: Sequence[Cell]) -> float | None:
-    """Seconds an answer, by a few of the prompts that these runs ask, whose answers are kept; None: none is asked."""
+    """Seconds per answer, measured on a few of these runs' prompts, whose answers are kept; None if none is asked."""
     asking = (cell.config for cell in cells if cell.variant and cell.config.evaluation.asks(cell.config.llm))
     if (config := next(asking, None)) is None:
         return None

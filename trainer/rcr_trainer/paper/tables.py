@@ -1,10 +1,9 @@
-"""What each table and figure of the paper is made of: variants of a run, and who stands in which row.
+"""Defines each table and figure of the paper: the variants of a run, and which selector goes in which row.
 
-A variant is a change of the command's settings. Tables share variants: a run that one table has left is read by the
-next.
+A variant changes the command's settings. Tables share variants: a run left by one table is read by the next.
 
-Departures from the paper: the pool of `train-size` grows as fewer questions are held out for GRPO (the paper may have
-held out 110 in any case); times are those of picking alone; `shots` also shows ours with many.
+Departures from the paper: the pool of `train-size` grows as fewer questions are held out for GRPO (the paper may always
+have held out 110); times are for picking alone; `shots` also shows ours with many.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
 """By section."""
 
 REST = "*"
-"""In a variant's rows: every selector that isn't named there."""
+"""In a variant's rows: all selectors not named there."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a table; where it is a point of a figure, of which series, and where on its x axis."""
+    """A row of a table; if it is a point of a figure, also its series and place on the x axis."""
 
     label: str
     series: str = ""
@@ -40,12 +39,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A run of every split and seed.
+    """A run for every split and seed.
 
     Args:
-        name: a part of its folder's name.
-        settings: what it changes; the last word.
-        rows: by selector, the row that its figures go to; REST for all others. Selectors without one aren't shown.
+        name: part of its folder's name.
+        settings: what it changes; these override all others.
+        rows: by selector, the row for its figures; REST for all others. Selectors without a row aren't shown.
         start: "fresh" trains SFT itself; "sft" shares SFT's policy with other variants of the same data and SFT;
             "trained" only evaluates the policy of the variant `grpo`.
         family: of encoders, with its own settings of model, SFT and GRPO; empty: the command's family, or the paper's.
@@ -65,10 +64,10 @@ class Table:
     Args:
         title: what it shows.
         variants: the runs.
-        splits: where the command names none.
+        splits: used if the command names none.
         reference: the row that intervals compare the others with.
         panels: metrics that a figure shows against x, with their titles; empty: there is no figure.
-        x: the title of its x axis.
+        x: the title of the figure's x axis.
         selectors: those compared with ours.
     """
 
@@ -89,28 +88,28 @@ def published() -> dict[str, Any]:
 
 
 def paper_figure(table: str, row: str, column: str) -> float | None:
-    """What the paper has in a table; None where it has nothing."""
+    """The paper's figure in a table; None if it has none."""
     own = published()["tables"].get(table, {"columns": [], "rows": {}})
     figures: dict[str, float] = dict(zip(own["columns"], own["rows"].get(row, ()), strict=False))
     return figures.get(column)
 
 
 def name_of(selector: str) -> str:
-    """What the paper calls a selector; its own name where the paper doesn't have it."""
+    """The paper's name for a selector; our name if the paper doesn't have it."""
     return str(published()["selectors"].get(selector, selector))
 
 
 PAPER: Settings = published()["settings"]
-"""What examples/configs/paper_geoquery.yaml has beside the defaults of the paper's family."""
+"""What examples/configs/paper_geoquery.yaml sets besides the defaults of the paper's family."""
 
 _RCR, _WITHOUT_RL, _WITHOUT_SFT = (name_of(name) for name in (OURS, WITHOUT_RL, "rcr_without_sft"))
 IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
-"""The row of our default family, which others are compared with where RCR can't be had."""
+"""The row of our default family, the reference for comparisons if RCR can't be run."""
 _IN_PLACE = {OURS: Row(IN_PLACE), WITHOUT_RL: Row(f"{IN_PLACE} w/o RL")}
 _MANY: str = published()["many_shots"]
 _EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
 ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
-"""Settings by which ours is compared with no other."""
+"""Settings that compare ours with no other selector."""
 _STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
 _GROUPS = (2, 4, 8, 16, 32, 64)
 GRPO = "grpo"
@@ -209,4 +208,4 @@ TABLES = {
         x="group size",
     ),
 }
-"""By the name that `rcr-train paper --table` takes."""
+"""By their names in `rcr-train paper --table`."""
