@@ -1,4 +1,4 @@
-"""The command rcr-train: its commands, their help, and what they say."""
+"""The command rcr-train: its subcommands, their help and their output."""
 
 from rcr_trainer.cli.command import TABLES, build_parser, main
 

@@ -1,7 +1,7 @@
 """The command rcr-train: results on stdout, progress and errors on stderr.
 
 Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C and SIGTERM, 1 with a traceback for a bug.
-Of several processes the first reports; an error is printed once on each machine.
+Of several processes, the first reports; an error is printed once per machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.runs.threads import set_threads
 
 EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml")
-"""The packages of the extra `train`, as they are imported."""
+"""The packages of the extra `train`, by import name."""
 TABLES = ("main", "rl", "reward", "shots", "steps", "train-size", "group-size")
 """The names in `rcr_trainer.paper.tables.TABLES`, which is slow to import."""
 
@@ -31,14 +31,14 @@ _FILE: dict[str, Any] = {"type": Path, "metavar": "FILE"}
 _FOLDER: dict[str, Any] = {"type": Path, "metavar": "FOLDER"}
 _WIDTH = 100
 _LONGEST = 900
-"""Characters of an error: a setting may be as long as its file."""
+"""Most characters of an error: a setting may be as long as its file."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, by default this process's, and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv is None:  # SIGTERM (of `timeout`, SLURM, `docker stop`) is Ctrl-C.
+        if argv is None:  # treat SIGTERM (from `timeout`, SLURM, `docker stop`) as Ctrl-C
             signal.signal(signal.SIGTERM, signal.default_int_handler)
         parser = build_parser(arguments)
         if not arguments:
@@ -142,7 +142,7 @@ def _learn(given: argparse.Namespace) -> None:
 
 
 def build_parser(arguments: Sequence[str]) -> Parser:
-    """The parser; only the command that `arguments` call gets its settings' flags, which cost an import."""
+    """The parser; only the subcommand in `arguments` gets flags for its settings, as these cost an import."""
     parser = Parser(
         prog=PROG,
         description="Train, evaluate and feed step-by-step retrievers of few-shot examples.",

@@ -1,4 +1,4 @@
-"""What all commands share: parser, flags of settings, output. Loads nothing heavy."""
+"""What all subcommands share: parser, flags for settings, output. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ USUAL = {
     *("llm.kind", "llm.model", "llm.base_url", "llm.budget_money", "prompt.name"),
     *("evaluation.k", "evaluation.selectors", "evaluation.answers"),
 }
-"""Settings that people set: `--help` shows these, `--help-all` the others, too."""
+"""Settings that people usually set: `--help` shows only these, `--help-all` all."""
 
 
 class Parser(argparse.ArgumentParser):
-    """Errors take one line, and an unknown setting names the nearest known one."""
+    """Errors take one line, and for an unknown setting they name the nearest known one."""
 
     def error(self, message: str) -> NoReturn:
         """Exit with one line."""
@@ -50,9 +50,9 @@ class Parser(argparse.ArgumentParser):
 def command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int | None] | str, text: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a command to what `add_subparsers` returned.
+    """Add a subcommand to the result of `add_subparsers`.
 
-    `function` takes the parsed arguments and returns the exit code, or is MODULE:NAME, where it is.
+    `function` takes the parsed arguments and returns the exit code; or it is given as MODULE:NAME.
     """
     about, example = f"{text[0].upper()}{text[1:]}.", f"example: {PROG} {example}"
     parser: argparse.ArgumentParser = commands.add_parser(
@@ -65,7 +65,7 @@ def command(
 def add_settings(
     parser: argparse.ArgumentParser, wanted: Callable[[str], bool], shown: Collection[str] | None = None
 ) -> None:
-    """A flag for each setting, grouped by section; the help is the field's description.
+    """Add a flag for each setting, grouped by section, with the field's description as help.
 
     Help shows those in `shown`; None: all.
     """
@@ -105,7 +105,7 @@ def show(*lines: str) -> None:
 
 
 def say(line: str) -> None:
-    """Write a line to stderr; of several processes on a machine the first does."""
+    """Write a line to stderr; of several processes on a machine, only the first does."""
     if number("LOCAL_RANK") == 0:
         sys.stderr.write(f"{shown(line)}\n")
 
@@ -127,7 +127,7 @@ class _AboveBars(logging.Handler):
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """Show what is logged; of several processes the first does."""
+    """Show what is logged; of several processes, only the first does."""
     log, library, handler = logging.getLogger("rcr_trainer"), logging.getLogger("langchain_rcr"), _AboveBars()
     level = log.level
     log.addHandler(handler)

@@ -19,7 +19,7 @@ from rcr_trainer.runs.layers import fresh_yaml, run_name
 
 
 def check(given: argparse.Namespace) -> int:
-    """Say what is in files, and which rows need fixing; the exit code is 1 if any do."""
+    """Say what is in files and which rows need fixing; the exit code is 1 if any do."""
     keys = replace(guess_keys(given.files[0], given.source_key, given.target_key), id=given.id_key)
     guessed, counts = guess_language(_programs(given.files[0], keys))
     language = given.language or guessed
@@ -33,7 +33,7 @@ def check(given: argparse.Namespace) -> int:
 
 
 def _programs(path: Path, keys: Keys, *, collect: bool = True) -> list[str]:
-    """The programs in a file; `collect` passes over bad rows."""
+    """The programs in a file; `collect` skips bad rows."""
     examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=collect)
     return [example.target for example in examples]
 
@@ -80,7 +80,7 @@ def init(given: argparse.Namespace) -> None:
 
 
 def _words(*paths: Path | None) -> str:
-    """Paths as a shell takes them; none looks like an option."""
+    """Paths quoted for a shell, none of which looks like an option."""
     return shlex.join(f"./{path}" if str(path).startswith("-") else str(path) for path in paths if path is not None)
 
 
@@ -94,7 +94,7 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
         if (file := getattr(given, part)) is not None:
             values[f"data.{part}"] = str(file)
             if not _programs(file, keys):
-                _programs(file, keys, collect=False)  # raises what is wrong with it
+                _programs(file, keys, collect=False)  # raises an error that says what is wrong
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
     values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
     if given.test is None:

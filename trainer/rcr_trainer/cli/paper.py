@@ -1,4 +1,4 @@
-"""The command `rcr-train paper`: the runs behind a table, as far as they are missing, and the table."""
+"""The command `rcr-train paper`: does the missing runs behind a table, and writes the table."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from rcr_trainer.runs.layers import given_settings, load_config, merged
 
 
 def paper(given: argparse.Namespace) -> None:
-    """Say what is missing and what it costs at most, ask, run, and write the table; with --dry-run only say it."""
+    """Say what is missing and the most it costs, ask, run, and write the table; with --dry-run, only say."""
     flags = console.flags(given)
     if given.llm is not None:
         kind, _, model = given.llm.partition(":")
         flags |= {"llm.kind": kind, **({"llm.model": model} if model else {})}
-    # So that a fault is named with the place where it was given. All runs have GRPO.
+    # Load the settings, so that an error names the place of a bad value. All runs have GRPO.
     config = load_config(given.config, {**flags, "grpo.enabled": "true"})
     if config.evaluation.answers is not False and not config.llm.given:
         raise ConfigError("no language model is named: give --llm, such as local:FOLDER or completion:NAME")
@@ -34,7 +34,7 @@ def paper(given: argparse.Namespace) -> None:
     if given.limit is not None:
         if given.limit < 1:
             raise ConfigError(f"--limit {given.limit} must be 1 or more")
-        # A trial's answers count for the whole.
+        # The whole can reuse a trial's answers.
         folder = folder / f"limit-{given.limit}"
         settings = merged({"llm": {"cache": str(given.out / "answers.sqlite")}}, settings)
     sweep = Sweep(table, splits, seeds, folder, given.data, settings, selectors, given.limit)
@@ -65,7 +65,7 @@ def _seeds(text: str) -> list[int]:
 
 
 def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str], None]) -> None:
-    """Say what runs cost at most, and, unless it is a dry run, go on only where the user agrees."""
+    """Say the most that runs cost and, unless it is a dry run, continue only if the user agrees."""
     cost = budget(cells)
     tell(f"language model: {'none is asked' if cost is None else cost}")
     if given.dry_run:
@@ -77,14 +77,14 @@ def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str
 
 
 def _spoken(seconds: float) -> str:
-    """A length of time in the unit that suits it."""
+    """A duration in a suitable unit."""
     units = {"days": 86_400, "hours": 3600, "minutes": 60}
     unit = next((unit for unit, size in units.items() if seconds >= 2 * size), "minutes")
     return f"{seconds / units[unit]:.1f} {unit}"
 
 
 def _confirm(yes: bool) -> None:
-    """Go on only where the user agrees."""
+    """Continue only if the user agrees."""
     if yes:
         return
     if not sys.stdin.isatty():
