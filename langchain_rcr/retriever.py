@@ -197,8 +197,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
         Returns:
             One document per pick: the example as text, its id, and its fields as metadata. `step` (from 1), `logit` and
-                `probability` are added and hide fields of these names (`select_examples` returns the examples
-                unchanged).
+            `probability` are added and hide fields of these names (`select_examples` returns the examples
+            unchanged).
         """
         (picks,) = InThisThread().run(self.store.now.select(*self._question(query, **options)))
         return self._documents(self._ordered(picks))
