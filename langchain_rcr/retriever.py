@@ -315,7 +315,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             question: as it was asked.
             picks: the documents that `invoke` or `batch` gave for it; chains have `OutcomeRecorder`.
             outcome: how good the answer was, such as 1 for a right one and 0 for a wrong one; None: not known yet.
-            run: an id by which `OutcomeLog.outcome` can tell the outcome later, such as LangSmith's.
+            run: an id, such as LangSmith's, under which `OutcomeLog.outcome` can add the outcome later.
 
         Raises:
             InputError: there is no log; the outcome is not a finite number; a document is not a pick.
@@ -329,8 +329,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         """How near a question is to the examples, from 0 to 1, compared with how near training questions are.
 
         Each training question is held out together with those most like it. The result is the share of them that are
-        less similar to their nearest remaining question than this one is to its own. Always 1 with families other than
-        `structure`.
+        less similar to their nearest remaining question than this question is to its nearest. Always 1 with families
+        other than `structure`.
 
         Raises:
             InputError: the question is not a string, blank or not valid Unicode.

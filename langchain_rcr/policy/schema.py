@@ -44,7 +44,7 @@ def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str]
     as far as they fit. The order is kept.
 
     Args:
-        schema: CREATE TABLE and CREATE VIEW statements, each beginning on a line of its own, with what comes before it.
+        schema: CREATE TABLE and CREATE VIEW statements, each beginning on a new line, and what precedes them.
         budget: characters. The first table is kept however long it is.
         question: in words.
         programs: those of the examples in the prompt.

@@ -273,20 +273,21 @@ class TriEncoder(Module):
     ) -> TriEncoder:
         """A policy of the default family, fitted to examples in closed form, within seconds.
 
-        With fewer than `FEWEST` programs that parse there is nothing to learn structures from: then picks go by
-        question similarity (`FALLBACK_FAMILY`, untrained).
+        With fewer than `FEWEST` programs that parse, there is nothing to learn structures from, so picks go by question
+        similarity (`FALLBACK_FAMILY`, untrained).
 
         Args:
             items: the examples. If no program parses, all are read as `tokens`.
             embeddings: LangChain embeddings; None: the default model of the extra `offline`.
-            backbone: in place of either, one that is loaded.
+            backbone: a loaded text encoder to use instead of either.
             spec: how programs are read.
             seed: of the questions that are sampled from a large pool.
             numpy: see `build`.
-            **settings: of the default family, where they differ from its defaults.
+            **settings: of the default family, if they differ from its defaults.
 
         Raises:
-            InputError: no such setting, the default model is not installed, or the embeddings' vectors can't be used.
+            InputError: there is no such setting, the default model is not installed, or the embeddings' vectors can't
+                be used.
         """
         items = readable(items)
         parsed = sum(bool(spec.structures(item.target)) for item in items)
@@ -322,8 +323,8 @@ class TriEncoder(Module):
     def refitted(self, items: Sequence[Item], *, seed: int = 0) -> TriEncoder:
         """A policy with the settings of this one, fitted anew to examples in closed form.
 
-        What the race or GRPO made of weights by size, γ, ε and ω stays; what GRPO made of those of single structures
-        doesn't. One that had too few examples to be fitted is fitted now.
+        It keeps the weights by size, γ, ε and ω as the race or GRPO left them, but not GRPO's weights of single
+        structures. A policy that had too few examples to be fitted is fitted now.
 
         Raises:
             InputError: the family isn't fitted to examples.

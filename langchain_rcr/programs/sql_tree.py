@@ -185,7 +185,7 @@ class SqlExpander:
         return self._column_label(node, scope), [*below, *self._rest(node, scope, "this", "table", "db", "catalog")]
 
     def _named(self, node: Any, scope: _Scope) -> _Node:
-        """A table, or a function that returns one, with what is done to it."""
+        """A table, or a function that returns one, with its modifiers."""
         is_function = is_node(node.this) and not isinstance(node.this, exp.Identifier)
         label, below = self._expand((node.this, scope)) if is_function else (self._table(node, scope).label, ())
         return label, [*below, *self._rest(node, scope, "this", "db", "catalog")]

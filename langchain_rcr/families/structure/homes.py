@@ -1,4 +1,4 @@
-"""What a question's home (`Item.home`), such as its database, tells: it has columns, and structures belong to homes.
+"""What a question's home (`Item.home`), such as its database, tells: its columns, and which structures only it has.
 
 A home's hash chooses some of `HOMES` columns. Most structures that only one database's programs have name its tables,
 so they are of little use to another database's questions, however similar these sound.
