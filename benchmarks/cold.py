@@ -1,15 +1,15 @@
-"""What serving costs by what reads the questions: the first question, the later ones, memory, installation.
+"""What serving costs with each text encoder: the first question, later ones, memory, installation.
 
     python benchmarks/cold.py --size 3000 --out cold.json
 
-The checkpoint is one of the default family over the default model (extra `offline`), fitted to COVR questions. Each
-side has processes of its own, without what its installation wouldn't have: "torch" reads the questions where ONNX
-Runtime is not installed, "ONNX Runtime" the same folder where torch, transformers and SciPy are not; "int8" is what
+The checkpoint is of the default family over the default model (extra `offline`), fitted to COVR questions. Each side
+runs in its own processes, without packages its installation wouldn't have: "torch" reads the questions without ONNX
+Runtime installed, "ONNX Runtime" reads the same folder without torch, transformers and SciPy; "int8" is what
 `save(…, runtime="onnx-int8")` wrote, "static" a policy fitted over the same model's input embeddings. The peer is
-LangChain's `MaxMarginalRelevanceExampleSelector` over its in-memory store, with the same model's vectors, read by ONNX
-Runtime. Figures are medians of CPU time over processes (first question) and questions (whole calls), one
-thread; memory is what the process holds after its questions. An installation is the sum of the files of all
-distributions that the requirement brings, without compiled bytecode.
+LangChain's `MaxMarginalRelevanceExampleSelector` over its in-memory store, with the same model's vectors, computed by
+ONNX Runtime. Figures are medians of CPU time over processes (first question) and questions (whole calls), one thread;
+memory is what the process holds after its questions. The size of an installation sums the files of all distributions
+that the requirement brings, without compiled bytecode.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def prepare(size: int, folder: Path) -> None:
 
 
 def model() -> Any:
-    """The default model as LangChain embeddings, read by ONNX Runtime."""
+    """The default model as LangChain embeddings, run by ONNX Runtime."""
     from langchain_core.embeddings import Embeddings
 
     from langchain_rcr.families.base import DEFAULT_BASE
@@ -80,7 +80,7 @@ def model() -> Any:
 
 
 def opened(side: str, folder: Path) -> Any:
-    """The selector of a side."""
+    """A side's selector."""
     if side != "LangChain MMR":
         from langchain_rcr import SequentialCompositionalRetriever
 
@@ -94,7 +94,7 @@ def opened(side: str, folder: Path) -> Any:
 
 
 def ask(side: str, folder: Path) -> dict[str, Any]:
-    """In a process of its own: the first question with all that comes before it, the later ones, memory, picks."""
+    """In its own process: the first question with all that precedes it, the later ones, memory, picks."""
     start, questions = time.process_time(), json.loads((folder / "questions.json").read_text())
     selector = opened(side, folder)
     picks = [[row["source"] for row in selector.select_examples({"source": questions[0]})]]
@@ -109,7 +109,7 @@ def ask(side: str, folder: Path) -> dict[str, Any]:
 
 
 def measured(size: int) -> dict[str, dict[str, float]]:
-    """Each side's figures, and the share of questions with the picks of "torch"."""
+    """Each side's figures, and the share of questions with the same picks as "torch"."""
     runs: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         prepare(size, Path(folder))
@@ -126,7 +126,7 @@ def measured(size: int) -> dict[str, dict[str, float]]:
 
 
 def installation(extras: Sequence[str]) -> float:
-    """MB of langchain-rcr with some extras, and of all that they bring."""
+    """MB of langchain-rcr with some extras, and of everything they bring."""
     files = {str(file) for name in closure("langchain-rcr", extras) for file in _files(name)}
     return sum(Path(file).stat().st_size for file in files) / 1e6
 
@@ -151,7 +151,7 @@ def closure(name: str, extras: Sequence[str]) -> set[str]:
         seen.add(one)
         try:
             needs = distribution(one[0]).requires or ()
-        except PackageNotFoundError:  # CUDA's, where torch is for the CPU
+        except PackageNotFoundError:  # CUDA packages, if torch is for the CPU
             continue
         names.add(one[0])
         todo += [
@@ -163,7 +163,7 @@ def closure(name: str, extras: Sequence[str]) -> set[str]:
 
 
 def markdown(results: dict[str, Any]) -> str:
-    """The figures, and the ratios to the peer."""
+    """The figures and their ratios to the peer."""
     sides, peer = results["sides"], results["sides"]["LangChain MMR"]
     rows = [
         [

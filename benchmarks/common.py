@@ -1,4 +1,4 @@
-"""What the benchmarks share: threads, the loop over cells, tables in Markdown."""
+"""What the benchmarks share: thread limits, the loop over cells, Markdown tables."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from typing import Any
 
 
 def limit_threads(threads: int) -> None:
-    """Limit the threads of linear algebra; to be called before numpy is imported."""
+    """Limit the threads of linear algebra; call it before numpy is imported."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, str(threads))
 
 
 def sweep(cells: Iterable[tuple[str, Callable[[], Any]]], out: Path | None, **beside: Any) -> dict[str, Any]:
-    """Measure one cell after the other, and write what there is after each.
+    """Measure one cell after the other, and write the results so far after each.
 
     Args:
         cells: names, and what measures each.
         out: a JSON file, whose `results` are by name; None: none is written.
-        **beside: what else stands in the file.
+        **beside: other entries of the file.
     """
     from langchain_rcr.basics.files import write_json
 
@@ -35,7 +35,7 @@ def sweep(cells: Iterable[tuple[str, Callable[[], Any]]], out: Path | None, **be
 
 
 def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
-    """A table in Markdown."""
+    """A Markdown table."""
     from rcr_trainer.evaluation.table import markdown_rows
 
     return "\n".join(markdown_rows([*head], ([*row] for row in rows)))

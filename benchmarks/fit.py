@@ -3,9 +3,9 @@
     python benchmarks/fit.py --sizes 600,3000,20000 --out fit.json
     python benchmarks/fit.py --one 4000 --threads 1 --profile
 
-Each size has a process of its own. "Encoding" is what the frozen text encoder takes to load and to read questions and
-labels; the rest is building, fitting and filling the pool. Beside it stands the one large factorisation that the fit
-can't do without, that of a kernel matrix over as many questions as it is fitted to.
+Each size runs in its own process. "Encoding" is the time of the frozen text encoder to load and to read questions and
+labels; the rest is building, fitting and filling the pool. For comparison, the table gives the one large factorisation
+that the fit can't avoid: that of a kernel matrix over as many questions as it is fitted to.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from common import limit_threads, sweep, table
 
 
 def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
-    """Wall-clock and CPU seconds of encoding and of all else, and the peak memory of this process in GB."""
+    """Wall-clock and CPU seconds of encoding and of everything else, and this process's peak memory in GB."""
     import torch
     from rcr_trainer.data import covr_split
 
@@ -49,7 +49,7 @@ def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, fl
 
         return wrapped
 
-    loaded = TransformerBackbone(DEFAULT_BASE)  # its modules are imported before the clock starts
+    loaded = TransformerBackbone(DEFAULT_BASE)  # imports its modules before the clock starts
     loaded.embed(["warm"])
     TransformerBackbone.__init__ = timed(TransformerBackbone.__init__)  # type: ignore[method-assign]
     TransformerBackbone.embed = timed(TransformerBackbone.embed)  # type: ignore[method-assign]
@@ -74,11 +74,11 @@ def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, fl
 
 
 TITLES = ("examples", "encoding, s", "all else, s", "all else, CPU s", "Cholesky factor, CPU s", "peak memory, GB")
-"""Of the columns of the table, in the order of the figures."""
+"""The table's column titles, in the order of the figures."""
 
 
 def main() -> None:
-    """Measure each size in a process of its own."""
+    """Measure each size in its own process."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--sizes", default="600,3000,20000", help="comma-separated (default 600,3000,20000)")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads (default 2)")

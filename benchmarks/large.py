@@ -1,10 +1,10 @@
-"""One question to a large pool, exactly and by inverted lists, beside one exact FAISS scan of its dense vectors.
+"""One question to a large pool, exactly and by inverted lists, against one exact FAISS scan of its dense vectors.
 
     python benchmarks/large.py --sizes 100000,1000000 --out large.json
 
-Pools and times are serving.py's; a million examples take some ten minutes and 11 GB. "lost" is what the picks' logits
-by inverted lists (`FaissIndex("ivf")`) fall short of the exact ones', summed over 64 questions. The scan is timed
-beside both kinds of vectors; the one in the table is that beside the sparse ones.
+Pools and timing are serving.py's; a million examples take some ten minutes and 11 GB. "lost" is the share by which the
+logits of picks by inverted lists (`FaissIndex("ivf")`) fall short of the exact ones, summed over 64 questions. The scan
+is timed beside both kinds of vectors; the table shows the one beside the sparse ones.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def searching(size: int) -> Figures:
 
 
 def compared(kind: str, vectors: PoolVectors, queries: np.ndarray, scan: Callable[[], Any]) -> Figures:
-    """Exact search, inverted lists and the scan, in turns."""
+    """Exact search, inverted lists and the scan, in turn."""
     from langchain_rcr.index.faiss import FaissIndex
 
     exact, lists = retriever(vectors, queries), retriever(vectors, queries, FaissIndex("ivf"))
@@ -54,7 +54,7 @@ def compared(kind: str, vectors: PoolVectors, queries: np.ndarray, scan: Callabl
 
 
 def logits(of: SequentialCompositionalRetriever) -> float:
-    """Of the picks for all questions, each asked alone: their sum."""
+    """The sum of the picks' logits over all questions, each asked alone."""
     return sum(pick.metadata["logit"] for n in range(QUESTIONS) for pick in of.invoke(f"{n}"))
 
 

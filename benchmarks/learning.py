@@ -1,14 +1,14 @@
-"""Does the interval of `rcr-train learn` hold what a change truly earns? Traffic on COVR whose outcomes are known.
+"""Does the interval of `rcr-train learn` contain a change's true gain? Traffic on COVR with known outcomes.
 
-The examples' small parser answers questions with picks that are drawn; a logistic model of its P(gold), by what the
-picks show of the gold program, then says how probable right answers are, so that what each policy truly earns is known.
+The examples' small parser answers questions with drawn picks. A logistic model of its P(gold), given what the picks
+show of the gold program, then gives the probability of a right answer, so that what each policy truly earns is known.
 Many logs are drawn. On the second half of each, changes are judged as the command does; from some, the command's own
 search learns a change:
 
     python benchmarks/learning.py --out learning.json
 
-Does it find what truly earns more? A policy is served with a number that is far from the best, and what the command
-learns from one log is served in the next:
+Does it find what truly earns more? A policy is served with a number far from the best, and what the command learns from
+one log is served for the next:
 
     python benchmarks/learning.py --calibrated learning.json --served words=0.5 --climb 6 --out climb.json
 """
@@ -32,7 +32,7 @@ K = 4
 
 @dataclass
 class Traffic:
-    """A served policy, the questions that it is asked and what its picks earn.
+    """A served policy, the questions it is asked and what its picks earn.
 
     Args:
         policy: `rcr_trainer.evaluation.learn.Policy`.
@@ -56,7 +56,7 @@ class Traffic:
         self.slopes = np.zeros(1 + 2 * len(self.sides))
 
     def serve(self, variant: Mapping[str, Any]) -> None:
-        """From now on serve this variant of the policy."""
+        """Serve this variant of the policy from now on."""
         from rcr_trainer.evaluation.learn import Policy
 
         texts, retriever = self.policy.texts, self.policy.retriever
@@ -65,7 +65,7 @@ class Traffic:
         self.policy.texts = texts
 
     def logged(self, asked: Any, picks: Any, log_probs: Any, outcomes: Any) -> Any:
-        """As `rcr_trainer.evaluation.learn.read` gives it."""
+        """The log as `rcr_trainer.evaluation.learn.read` returns it."""
         import numpy as np
         from rcr_trainer.evaluation.learn import Logged
 
@@ -73,7 +73,7 @@ class Traffic:
         return Logged(asked, picks, log_probs, outcomes, np.full(len(asked), self.explore), groups)
 
     def drawn(self, asked: Any, seed: int, variant: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Picks of a variant (B, K) and their log-probabilities."""
+        """A variant's picks (B, K) and their log-probabilities."""
         import numpy as np
         from rcr_trainer.evaluation.off_policy import walk
 
@@ -84,7 +84,7 @@ class Traffic:
             return walk(queries, self.policy.model.state(), pool, tau, there.groups, k=K, random=random)
 
     def shown(self, asked: Any, picks: Any) -> Any:
-        """What picks show of the gold programs, (B, F): by size, the share of the structures, and whether all."""
+        """What picks show of the gold programs, (B, F): by size, the share of structures, and whether all."""
         import numpy as np
         from rcr_trainer.evaluation.metrics import shown_of
 
@@ -95,13 +95,13 @@ class Traffic:
         return np.stack(columns, axis=1)
 
     def chance(self, asked: Any, picks: Any) -> Any:
-        """How probable a right answer is, (B,)."""
+        """The probability of a right answer, (B,)."""
         import numpy as np
 
         return 1 / (1 + np.exp(-self.shown(asked, picks) @ self.slopes))
 
     def calibrate(self, seed: int, rounds: int = 3) -> dict[str, float]:
-        """Fit the chance to the parser's answers on picks that are drawn at several temperatures."""
+        """Fit the chance to the parser's answers on picks drawn at several temperatures."""
         import numpy as np
         from rcr_trainer.llm.local import LocalLM
         from scipy.optimize import minimize
@@ -158,7 +158,7 @@ class Traffic:
 
 
 def served(explore: float, size: int, questions: int, seed: int, variant: Mapping[str, Any]) -> Traffic:
-    """A policy fitted to COVR's split 110, and varied."""
+    """A policy fitted to COVR's split 110, then varied."""
     from rcr_trainer.data import covr_split
     from rcr_trainer.evaluation.learn import Policy
 
@@ -172,7 +172,7 @@ def served(explore: float, size: int, questions: int, seed: int, variant: Mappin
 
 
 def judged(traffic: Traffic, variants: Mapping[str, Mapping[str, Any]], logged: Any) -> dict[str, list[float]]:
-    """For each variant its estimated gain and the ends of the interval, on the second half of a log."""
+    """For each variant, its estimated gain and the ends of the interval on the second half of a log."""
     from rcr_trainer.evaluation.learn import Estimates
     from rcr_trainer.evaluation.metrics import interval_of
     from rcr_trainer.evaluation.off_policy import halves
@@ -187,7 +187,7 @@ def judged(traffic: Traffic, variants: Mapping[str, Mapping[str, Any]], logged: 
 
 
 def climbed(traffic: Traffic, questions: int, logs: int, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
-    """What the command learns from each of some logs, one after the other, and what the policy truly earns then."""
+    """What the command learns from several logs, one after the other, and what the policy truly earns after each."""
     from rcr_trainer.evaluation.learn import choose
 
     yield {"true": float(traffic.truth({}, rounds).mean())}
@@ -200,7 +200,7 @@ def climbed(traffic: Traffic, questions: int, logs: int, rounds: int, seed: int)
 
 
 def markdown(results: Mapping[str, Any]) -> str:
-    """A row for each change, and what was learnt."""
+    """A row per change, and what was learnt."""
     rows = []
     for name, true in results["true"].items():
         each = [log[name] for log in results["judged"]]

@@ -1,10 +1,9 @@
-"""Pools and questions that are drawn as real ones look, of any size.
+"""Draws pools and questions of any size that look like real ones.
 
-What is imitated are vectors fitted to 6,800 questions of Spider (text-to-SQL over 140 databases, of which nothing is
-needed here): in the `embeddings` family the energy of the first directions of E_c, the logits of the 1st to the 3,000th
-candidate and those of the four picks; in the `structure` family how many examples have each coordinate, how many an
-example has, and the weights of a question. Real pools have subjects, and questions that are asked again in other words:
-so have these, more of both the larger they are.
+They imitate vectors fitted to 6,800 questions of Spider (text-to-SQL over 140 databases; not needed here). For the
+`embeddings` family: the energy of E_c's first directions, the logits of the 1st to the 3,000th candidate, and those of
+the four picks. For the `structure` family: how many examples have each coordinate, how many coordinates an example has,
+and a question's weights. Real pools have subjects and reworded questions, and so have these: the larger, the more.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ if TYPE_CHECKING:
 
 DIM, COLUMNS, QUESTIONS = 384, 2_000, 64
 _SUBJECT, _ALIKE = 200, 10
-"""Examples of one subject, and of one question in other words."""
+"""Examples per subject, and per question in different words."""
 _SHARES = (0.17, 0.13, 0.45, 0.25)
-"""Of the square of a dense vector's length: what all have in common, the subject, the question, its words."""
+"""Shares of a dense vector's squared length: what all have in common, the subject, the question, its words."""
 _OF_SUBJECT, _KEPT = 0.4, 0.8
-"""Of the coordinates of a question, those that are its subject's, and those that it has in other words, too."""
+"""Shares of a question's coordinates: those of its subject, and those that survive rewording."""
 _AT_ONCE = 50_000
 
 
 def dense(size: int, seed: int = 0) -> tuple[PoolVectors, np.ndarray]:
-    """A pool of vectors of about length 1, E_z as E_c, and questions (QUESTIONS, DIM)."""
+    """A pool of vectors of about length 1, with E_z equal to E_c, and questions (QUESTIONS, DIM)."""
     import numpy as np
 
     from langchain_rcr.index.base import PoolVectors
@@ -56,7 +55,7 @@ def dense(size: int, seed: int = 0) -> tuple[PoolVectors, np.ndarray]:
 
 
 def structures(size: int, seed: int = 0) -> tuple[PoolVectors, np.ndarray]:
-    """A pool of some 40 coordinates an example, and what questions need, (QUESTIONS, COLUMNS)."""
+    """A pool with some 40 coordinates per example, and what questions need, (QUESTIONS, COLUMNS)."""
     import numpy as np
 
     from langchain_rcr.basics.rows import SparseRows

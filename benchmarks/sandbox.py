@@ -1,12 +1,12 @@
-"""What a weak model's SQL does to the sandbox: nothing is written, every limit holds, and what that costs a query.
+"""Does the sandbox withstand a weak model's SQL? Nothing is written, every limit holds, and what that costs a query.
 
     python benchmarks/sandbox.py --spider ../shared/data/spider --databases spider/database --out sandbox.json
 
-The queries are no model's but a seeded mutator's, from Spider's gold queries: broken names and syntax, cross joins,
-recursion, values of 1 MB, PRAGMA, writes, functions that do harm. A query's overhead is its time in the sandbox less
-SQLite's own: opened read-only in this process, the same rows fetched. Both are the shortest of several times; on Linux
-also CPU time, of both processes, which other work on the machine changes less. Queries that overrun their time have
-none. Queries go database by database, as the reward has them.
+The queries come not from a model but from a seeded mutator of Spider's gold queries: broken names and syntax, cross
+joins, recursion, values of 1 MB, PRAGMA, writes, harmful functions. A query's overhead is its time in the sandbox minus
+SQLite's own, when opened read-only in this process to fetch the same rows. Both are the shortest of several runs; on
+Linux also the CPU time of both processes, which other work on the machine affects less. Queries that time out have
+none. Queries are ordered by database, as in the reward.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from typing import Any
 from common import table
 
 SECONDS, ROWS, BYTES = 1.0, 10_000, 8 << 20
-"""The limits of a query."""
+"""A query's limits."""
 QUICK_S, TIMES = 0.3, 9
-"""A query that is quicker is timed as often."""
+"""A query quicker than QUICK_S is timed TIMES times."""
 LATE_S = 1.0
-"""Seconds after its last moment (`Database`) in which a query must have come back, on a busy machine."""
+"""Seconds after its deadline (`Database`) within which a query must return, on a busy machine."""
 
 
 def broken_name(sql: str, draw: random.Random, tables: Sequence[str]) -> str:
-    """A name or keyword is misspelt."""
+    """Misspell a name or keyword."""
     words = list(re.finditer(r"[A-Za-z_]{3,}", sql))
     word = draw.choice(words)
     return f"{sql[: word.start()]}{word[0][1:]}{word[0][0]}{sql[word.end() :]}"
 
 
 def broken_syntax(sql: str, draw: random.Random, tables: Sequence[str]) -> str:
-    """Cut off, a bracket lost, or something behind it."""
+    """Cut the query off, lose a bracket, or add something."""
     return draw.choice(
         [sql[: draw.randint(1, len(sql))], sql.replace("(", "", 1), f"{sql} ))", f"{sql} '", f"```{sql}"]
     )
@@ -71,7 +71,7 @@ def large_value(sql: str, draw: random.Random, tables: Sequence[str]) -> str:
 
 
 def pragma(sql: str, draw: random.Random, tables: Sequence[str]) -> str:
-    """PRAGMA, functions that do harm, EXPLAIN."""
+    """PRAGMA, harmful functions, EXPLAIN."""
     harmful = ["load_extension('x')", "fts3_tokenizer('simple')", "writefile('x', 'y')", "readfile('/etc/passwd')"]
     pragmas = ["query_only = OFF", "writable_schema = ON", "table_info(x)", "journal_mode = WAL", "trusted_schema = 1"]
     said = [f"PRAGMA {draw.choice(pragmas)}", f"SELECT {draw.choice(harmful)}", f"EXPLAIN {sql}"]
@@ -94,7 +94,7 @@ def write(sql: str, draw: random.Random, tables: Sequence[str]) -> str:
 
 
 def gold(sql: str, draw: random.Random, tables: Sequence[str]) -> str:
-    """As it is."""
+    """The query unchanged."""
     return sql
 
 
@@ -106,7 +106,7 @@ MUTATORS: Mapping[str, Mutator] = {
 
 
 def drawn(spider: Path, databases: Path, count: int, most: int, seed: int) -> list[tuple[str, str, str]]:
-    """(database, kind, query), database by database; half of the queries are gold."""
+    """(database, kind, query), sorted by database; half of the queries are gold."""
     draw = random.Random(seed)
     golds: dict[str, list[str]] = {}
     for row in json.loads((spider / "train_spider.json").read_text(encoding="utf-8")):
@@ -124,14 +124,14 @@ def drawn(spider: Path, databases: Path, count: int, most: int, seed: int) -> li
 
 
 def opened(databases: Path, name: str) -> sqlite3.Connection:
-    """SQLite without a sandbox, but read-only, and with its limit on the length of a value."""
+    """SQLite without the sandbox, but read-only and with its limit on the length of a value."""
     connection = sqlite3.connect(f"file:{databases / name / f'{name}.sqlite'}?mode=ro", uri=True)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 1 << 20)
     return connection
 
 
 def own_time(connection: sqlite3.Connection, sql: str) -> tuple[float, float] | None:
-    """Seconds that SQLite takes for the rows that the sandbox gives, and of the CPU; None: more than the limit."""
+    """Wall and CPU seconds that SQLite takes for the rows that the sandbox gives; None if over the limit."""
     begun, cpu = time.perf_counter(), time.thread_time()
     connection.set_progress_handler(lambda: time.perf_counter() > begun + SECONDS, 1000)
     try:
@@ -145,7 +145,7 @@ def own_time(connection: sqlite3.Connection, sql: str) -> tuple[float, float] | 
 
 
 def cpu_time(database: Any) -> float:
-    """Seconds of CPU time that this thread and a database's process have had; without Linux, of this thread alone."""
+    """CPU seconds used so far by this thread and a database's process; except on Linux, only by this thread."""
     process = next(iter(database._idle), None)
     where = Path(f"/proc/{process._process.pid}/schedstat") if process is not None else None
     worker = int(where.read_text().split()[0]) / 1e9 if where is not None and where.exists() else 0.0
@@ -153,7 +153,7 @@ def cpu_time(database: Any) -> float:
 
 
 def measured(databases: Path, queries: Sequence[tuple[str, str, str]]) -> list[dict[str, Any]]:
-    """What each query came to: `outcome`, and in ms `wall`, `cpu`, and SQLite's `own`, `own_cpu`; None: too long."""
+    """Each query's `outcome`, and in ms `wall`, `cpu`, and SQLite's `own`, `own_cpu`; None if too long."""
     from langchain_rcr.databases.many import Databases
     from langchain_rcr.errors import ProgramError
 
@@ -171,7 +171,7 @@ def measured(databases: Path, queries: Sequence[tuple[str, str, str]]) -> list[d
                     except ProgramError as error:
                         outcome = str(error)
                     taken.append((time.perf_counter() - begun, cpu_time(database) - cpu))
-                    if kind in ("pragma", "write"):  # is refused before SQLite begins
+                    if kind in ("pragma", "write"):  # refused before SQLite begins
                         owns.append((0.0, 0.0))
                     elif (own := own_time(connection, sql)) is not None:
                         owns.append(own)
@@ -192,12 +192,12 @@ def measured(databases: Path, queries: Sequence[tuple[str, str, str]]) -> list[d
 
 
 def digests(folder: Path) -> dict[str, str]:
-    """Every file below a folder with what it contains."""
+    """Every file below a folder, with a digest of its contents."""
     return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in folder.rglob("*") if path.is_file()}
 
 
 def markdown(results: Sequence[Mapping[str, Any]]) -> str:
-    """For each kind of query how many gave rows, were refused or overran, and the overhead."""
+    """For each kind of query, how many gave rows, were refused or timed out, and the overhead."""
     import numpy as np
 
     lines = []

@@ -1,12 +1,12 @@
-"""How cost grows: draws what serving.py, large.py and fit.py measured.
+"""How costs grow: plots what serving.py, large.py and fit.py measured.
 
     python benchmarks/serving.py --sizes 100,1000,10000,100000 --out serving.json
     python benchmarks/large.py --sizes 100000,1000000 --out large.json
     python benchmarks/fit.py --out fit.json
     python benchmarks/scaling.py --serving large.json serving.json --fit fit.json --out scaling.png
 
-Every panel has logarithmic axes; the dotted line is what reading all dense vectors once takes on the machine that
-measured, about the least that an exact scan of them can take.
+Every panel has logarithmic axes. The dotted line is the time to read all dense vectors once on the measuring machine,
+about the least that an exact scan of them can take.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PEERS = {
 }
 MEMORY = {"ours": "dense", "FAISS.load_local": "one exact FAISS scan", "nothing": "reading all vectors once"}
 MANY = 100_000
-"""Examples up to which k and batches are drawn, at the most that was measured."""
+"""k and batches are plotted for the largest measured pool of at most this many examples."""
 
 
 def by_size(results: Results, side: str, figure: str = "ms") -> tuple[list[int], list[float]]:
@@ -39,7 +39,7 @@ def by_size(results: Results, side: str, figure: str = "ms") -> tuple[list[int],
 
 
 def by_number(sides: Mapping[str, Mapping[str, float]], pattern: str) -> tuple[list[int], list[float]]:
-    """The number that a side's name has in place of `#`, and its milliseconds."""
+    """For sides whose name matches `pattern`: the numbers in place of `#`, and the milliseconds."""
     names = {int(match[1]): name for name in sides if (match := re.fullmatch(pattern.replace("#", r"(\d+)"), name))}
     return sorted(names), [sides[names[number]]["ms"] for number in sorted(names)]
 
@@ -115,7 +115,7 @@ def main() -> None:
     results: dict[str, dict[str, dict[str, float]]] = {}
     for file in options.serving:
         for size, of in json.loads(file.read_text())["results"].items():
-            results[size] = results.get(size, {}) | of  # the last file's, where several have a side
+            results[size] = results.get(size, {}) | of  # if several files have a side, the last counts
     figure(results, [*json.loads(options.fit.read_text())["results"].values()]).savefig(options.out)
 
 

@@ -1,13 +1,13 @@
-"""What the calls cost that a user makes, beside LangChain's: `select_examples`, `batch`, adding, loading.
+"""What a user's calls cost, against LangChain's: `select_examples`, `batch`, adding, loading.
 
     python benchmarks/serving.py --out serving.json
     python benchmarks/serving.py --sizes 440,3000,100000 --out serving.json
 
-All sides of a row run in one process, in turns, one thread each; a figure is the median of their CPU time, and what is
-claimed is the ratio to the peer. Vectors are drawn as real ones look (pools.py) and looked up, so that encoding costs
-next to nothing; larger pools than 200,000 examples are for large.py. The rows with a real encoder read questions with
-the model of the extra `offline`. The peer is LangChain's `MaxMarginalRelevanceExampleSelector` over its FAISS store:
-rows that need it are left out where the package langchain-community is not installed.
+All sides of a row take turns in one process, one thread each; a figure is the median of their CPU time, and the claim
+is the ratio to the peer. Vectors are drawn to look like real ones (pools.py) and looked up, so that encoding costs next
+to nothing; large.py is for pools of more than 200,000 examples. The rows with a real encoder read questions with the
+model of the extra `offline`. The peer is LangChain's `MaxMarginalRelevanceExampleSelector` over its FAISS store: rows
+that need it are left out if the package langchain-community is not installed.
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ if TYPE_CHECKING:
 K, LAM, FADE, FEW, BATCH, THREADS = 4, -0.3, 4, 8, 64, 32
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
 _ASKED = "0"
-_ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds for a side, and turns
+_ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds per side, and turns
 
 
 def examples(size: int) -> list[dict[str, str]]:
-    """A pool whose questions are their positions."""
+    """A pool in which each question is its own position."""
     return [{"source": f"{n}", "target": f"f{n}(x)"} for n in range(size)]
 
 
 def timed(
     sides: Mapping[str, Callable[[], Any]], most: int = _MOST, seconds: float = _ENOUGH
 ) -> dict[str, dict[str, float]]:
-    """Milliseconds of CPU time of each side: median and quartiles over turns in which each runs once."""
+    """Milliseconds of CPU time for each side: median and quartiles over turns in which each runs once."""
     spent: dict[str, list[float]] = {name: [] for name in sides}
     start = time.process_time()
     for call in sides.values():
@@ -63,7 +63,7 @@ def timed(
     turns = int(min(most, max(_LEAST, seconds * len(sides) / max(slowest, 1e-6))))
     order, random = [*sides.items()], Random(0)
     for _ in range(turns):
-        random.shuffle(order)  # what a side leaves in the caches, another would always find
+        random.shuffle(order)  # in a fixed order, a side would always find what the same other one left in the caches
         for name, call in order:
             start = time.process_time()
             call()
@@ -77,7 +77,7 @@ def spread(times: Sequence[float]) -> dict[str, float]:
 
 
 def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> SequentialCompositionalRetriever:
-    """Ours over given vectors; the text of a question is its position in (Q, D)."""
+    """Ours over given vectors; a question's text is its position in (Q, D)."""
     import numpy as np
 
     from langchain_rcr import SequentialCompositionalRetriever, TriEncoder
@@ -86,7 +86,7 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
     from langchain_rcr.families.encoding import BaseEncoder
 
     class Looked(BaseEncoder):
-        """Vectors that are looked up."""
+        """Looks vectors up."""
 
         def __init__(self, rows: Rows) -> None:
             self.table, self.dim = rows, rows.shape[1]
@@ -114,7 +114,7 @@ def retriever(vectors: PoolVectors, queries: np.ndarray, index: Any = None) -> S
 
 
 def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, saturating: bool = False) -> list[int]:
-    """The loop of the paper as one would write it first: all candidates scored again at each step."""
+    """The paper's loop as one would first write it: each step scores all candidates again."""
     import numpy as np
 
     state, needs, picks = query, np.maximum(query, 0), list[int]()
@@ -132,7 +132,7 @@ def plain(candidate: np.ndarray, context: np.ndarray, query: np.ndarray, *, satu
 
 
 def given(pool: np.ndarray, query: np.ndarray) -> Embeddings:
-    """LangChain embeddings that look vectors up: by the position that a text begins with, else the first."""
+    """LangChain embeddings that look vectors up by the position that a text begins with, or else take the first."""
     from langchain_core.embeddings import Embeddings
 
     class Given(Embeddings):
@@ -149,7 +149,7 @@ def given(pool: np.ndarray, query: np.ndarray) -> Embeddings:
 
 
 def langchain_mmr(pool: np.ndarray, query: np.ndarray) -> Any:
-    """LangChain's selector; None where its FAISS store is not installed."""
+    """LangChain's selector; None if its FAISS store is not installed."""
     from langchain_core.example_selectors import MaxMarginalRelevanceExampleSelector
 
     try:
@@ -164,7 +164,7 @@ def langchain_mmr(pool: np.ndarray, query: np.ndarray) -> Any:
 
 
 def selecting(size: int) -> dict[str, dict[str, float]]:
-    """One question, beyond encoding, and many of them (`together`)."""
+    """One question, apart from encoding, and many of them (`together`)."""
     import numpy as np
 
     vectors, queries = dense(size)
@@ -191,7 +191,7 @@ def selecting(size: int) -> dict[str, dict[str, float]]:
 
 
 def scanned(pool: np.ndarray) -> Callable[[np.ndarray], Any]:
-    """FAISS's exact search for K vectors (N, D), by one (D,)."""
+    """FAISS's exact search for the best K of vectors (N, D), by one (D,)."""
     import faiss
 
     flat = faiss.IndexFlatIP(pool.shape[1])
@@ -200,7 +200,7 @@ def scanned(pool: np.ndarray) -> Callable[[np.ndarray], Any]:
 
 
 def together(ours: Any, sparse: Any, mmr: Any, asked: dict[str, str]) -> dict[str, dict[str, float]]:
-    """64 questions in one call, called or awaited, or 64 calls from 32 threads or awaited at once."""
+    """64 questions in one call, plain or awaited, or in 64 calls from 32 threads or awaited at once."""
     many, loop = [str(n) for n in range(BATCH)], asyncio.new_event_loop()
     sides: dict[str, Callable[[], Any]] = {
         "ours, dense, 64 together": lambda: ours.batch(many),
@@ -227,7 +227,7 @@ async def _gathered(selector: Any, asked: dict[str, str]) -> None:
 
 
 def adding(size: int) -> dict[str, dict[str, float]]:
-    """Adding 1,000 examples to a pool, again and again; their vectors are at hand on both sides."""
+    """Adding 1,000 examples to a pool repeatedly; both sides have their vectors at hand."""
     import faiss
     import numpy as np
 
@@ -270,7 +270,7 @@ def reading() -> dict[str, dict[str, float]]:
     questions = [e.source for e in split.test]
 
     def asked(call: Callable[[str], Any]) -> Callable[[], Any]:
-        turns = itertools.cycle(questions)  # each side's own: all read the same questions
+        turns = itertools.cycle(questions)  # one per side, so that all read the same questions
         return lambda: call(next(turns))
 
     def selects(of: SequentialCompositionalRetriever, k: int = K) -> Callable[[], Any]:
@@ -291,7 +291,7 @@ def reading() -> dict[str, dict[str, float]]:
 
 
 def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) -> dict[str, dict[str, float]]:
-    """What a question costs the `structure` family beside the model, part by part, each right after a pass of it."""
+    """What a question costs the `structure` family besides the model, by part, each right after a forward pass."""
     from langchain_rcr import Item
     from langchain_rcr.policy.selection import Options, select
 
@@ -325,7 +325,7 @@ def parts(fitted: SequentialCompositionalRetriever, questions: Sequence[str]) ->
 
 
 def loading(size: int) -> dict[str, dict[str, float]]:
-    """`from_pretrained` and one question: CPU milliseconds and peak MB of a process for each side."""
+    """`from_pretrained` and one question: CPU milliseconds and peak MB of a process, for each side."""
     out: dict[str, dict[str, float]] = {}
     with tempfile.TemporaryDirectory() as folder:
         save(size, Path(folder))
@@ -340,7 +340,7 @@ def loading(size: int) -> dict[str, dict[str, float]]:
 
 
 def save(size: int, folder: Path) -> None:
-    """What `load` reads."""
+    """Write what `load` reads."""
     import numpy as np
 
     from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
@@ -361,7 +361,7 @@ def save(size: int, folder: Path) -> None:
 
 
 def peak() -> float:
-    """MB that this process had in use at most; on Linux without the parent's, which `ru_maxrss` counts there."""
+    """Peak MB of this process; on Linux without the parent's memory, which `ru_maxrss` counts there."""
     status = Path("/proc/self/status")
     if status.is_file():
         line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
@@ -370,11 +370,11 @@ def peak() -> float:
 
 
 def load(folder: Path, side: str) -> None:
-    """One side of `loading`: prints CPU milliseconds, and peak MB with what was imported."""
+    """One side of `loading`: prints CPU milliseconds, and peak MB including imports."""
     import numpy as np
 
     from langchain_rcr import SequentialCompositionalRetriever
-    from langchain_rcr.families import heads  # noqa: F401 — as a process has it that has loaded one before
+    from langchain_rcr.families import heads  # noqa: F401 — as in a process that has loaded one before
 
     probe, query = np.load(folder / "first.npy")
     community: Any = None
@@ -420,11 +420,11 @@ RATIOS = (
     ("embeddings", "embeddings, k = 1"),
     ("structure", "structure, k = 1"),
 )
-"""What is claimed: a side, and the peer by which its time is divided (64 together: by 64 calls of one question)."""
+"""The claims: a side, and the peer that its time is divided by (64 together: by 64 calls of one question)."""
 
 
 def ratios(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tuple[str, dict[str, float]]]:
-    """Of each of `RATIOS` its figures by pool size, as far as both sides were measured."""
+    """The figures of each of `RATIOS` by pool size, where both sides were measured."""
     out = []
     for side, peer in RATIOS:
         times = BATCH if "64 together" in side and "64" not in peer else 1
@@ -437,7 +437,7 @@ def ratios(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> list[tup
 
 
 def markdown(results: Mapping[str, Mapping[str, Mapping[str, float]]]) -> str:
-    """Milliseconds, with the quartiles, and ratios; a pool size a column."""
+    """Milliseconds, with quartiles, and ratios; one column per pool size."""
     sizes = list(results)
     rows = []
     for name in dict.fromkeys(name for of in results.values() for name in of):

@@ -1,15 +1,16 @@
-"""Which tools requests need: ComposedToolSelector beside plain selectors, on ToolLens.
+"""Which tools do requests need? ComposedToolSelector against plain selectors, on ToolLens.
 
     python benchmarks/tools.py --data ToolLens --out tools.json
 
 ToolLens (Qu et al., "Towards Completeness-Oriented Tool Retrieval for Large Language Models", CIKM 2024) is the folder
-datasets/ToolLens of quchangle1/COLT: 464 tools, 18,770 requests. `published` is its own split, in which each set of
-tools that a test request needs is that of training requests, too. `held-out sets`: of all requests those that need any
-of some sets, drawn for each seed, as many as leave each tool in another set. `held-out tools`: those that need any of
-30 tools, drawn for each seed.
+datasets/ToolLens of quchangle1/COLT: 464 tools, 18,770 requests. `published` is its own split, where every set of tools
+that a test request needs is also needed by training requests. `held-out sets` tests all requests that need one of some
+sets of tools, drawn for each seed as long as each tool remains in a set that isn't held out. `held-out tools` tests the
+requests that need any of 30 tools, drawn for each seed.
 
-bm25, dense and mmr look for the request among the descriptions of tools; mmr's trade-off is chosen on 500 training
-requests. knn knows what training requests used: tools by the summed likeness of the 20 likest requests that used them.
+bm25, dense and mmr compare the request with the tools' descriptions; mmr's trade-off is chosen on 500 training
+requests. knn knows what training requests used: it ranks tools by the summed similarity of the 20 most similar requests
+that used them.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Pairs = list[tuple[str, tuple[str, ...]]]
-"""Requests with the tools that they need."""
+"""Requests with the tools they need."""
 KS = (3, 5)
 ASKED = 2000
-"""Requests that each held-out split asks, at most."""
+"""Most requests that each held-out split asks."""
 
 
 def read(folder: Path) -> tuple[dict[str, str], Pairs, Pairs]:
-    """Descriptions of tools, training pairs, test pairs."""
+    """Tool descriptions, training pairs, test pairs."""
 
     def texts(name: str) -> dict[str, str]:
         rows = map(json.loads, (folder / name).read_text(encoding="utf-8").splitlines())
@@ -55,7 +56,7 @@ def read(folder: Path) -> tuple[dict[str, str], Pairs, Pairs]:
 
 
 def sets_to_hold_out(pairs: Pairs, seed: int) -> set[tuple[str, ...]]:
-    """Sets of which none has a tool that no other set has, as many as there are in a random order."""
+    """Sets of tools to hold out, chosen greedily in random order; each tool remains in a set that isn't held out."""
     import numpy as np
 
     sets = sorted({tools for _, tools in pairs})
@@ -69,7 +70,7 @@ def sets_to_hold_out(pairs: Pairs, seed: int) -> set[tuple[str, ...]]:
 
 
 def splits(name: str, train: Pairs, test: Pairs, tools: Sequence[str], seed: int) -> tuple[Pairs, Pairs]:
-    """Training and test pairs of a split."""
+    """A split's training and test pairs."""
     import numpy as np
 
     if name == "published":
@@ -87,7 +88,7 @@ def splits(name: str, train: Pairs, test: Pairs, tools: Sequence[str], seed: int
 
 
 def figures(ranked: Sequence[Sequence[str]], needed: Sequence[Sequence[str]]) -> dict[str, float]:
-    """Recall, NDCG and COMP (all needed tools are there), in percent, by k."""
+    """Recall, NDCG and COMP (all needed tools found), in percent, by k."""
     found = {}
     for k in KS:
         recall = ndcg = comp = 0.0
@@ -103,7 +104,7 @@ def figures(ranked: Sequence[Sequence[str]], needed: Sequence[Sequence[str]]) ->
 
 
 def rankings(about: dict[str, str], train: Pairs, asked: Sequence[str], embed: Any, seed: int, landmarks: int) -> Any:
-    """Each selector's name and its five tools for each request, best first."""
+    """Each selector's name, and its five tools for each request, best first."""
     import numpy as np
     from rcr_trainer.baselines import get_baseline
 
@@ -140,12 +141,12 @@ def rankings(about: dict[str, str], train: Pairs, asked: Sequence[str], embed: A
 
 
 class StoredVectors:
-    """A text encoder that has read some texts, once for all runs: vectors and tokens are in a folder.
+    """A text encoder that reads some texts once for all runs, and keeps their vectors and tokens in a folder.
 
     Args:
         backbone: reads them the first time, and any other text.
-        texts: those to have read.
-        folder: written if it isn't there (1.2 GB for ToolLens, some 20 minutes of two cores).
+        texts: the texts to keep.
+        folder: written if missing (1.2 GB for ToolLens, some 20 minutes on two cores).
     """
 
     def __init__(self, backbone: Any, texts: Sequence[str], folder: Path) -> None:
@@ -183,7 +184,7 @@ class StoredVectors:
 
 
 def measured(folder: Path, name: str, seed: int, landmarks: int, shared: Any) -> dict[str, Any]:
-    """The figures of each selector on a split."""
+    """Each selector's figures on a split."""
     about, *given = read(folder)
     train, test = splits(name, *given, list(about), seed)
     asked, needed = [request for request, _ in test], [tools for _, tools in test]
@@ -230,7 +231,7 @@ def main() -> None:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean over seeds and, where they differ, the least and the most."""
+    """The mean over seeds and, if they differ, the least and the most."""
     mean, least, most = (f"{value:.1f}" for value in (sum(values) / len(values), min(values), max(values)))
     return mean if least == most else f"{mean} ({least} to {most})"
 
