@@ -18,7 +18,7 @@ from langchain_rcr import RCRError, SequentialCompositionalRetriever
 
 QUESTION = "either there is round animal or the color of mouse that is looking at cat is equal to round"
 
-# A kind of question that the demo's pool doesn't have.
+# A kind of question missing from the demo's pool.
 NEW_EXAMPLE = {
     "source": "name the animal that is looking at the most cat",
     "target": "argmax ( find ( animal ) , looking at , find ( cat ) )",
@@ -42,8 +42,8 @@ def main() -> None:
 
 
 def compose(retriever: SequentialCompositionalRetriever, question: str) -> None:
-    # The selector goes where any LangChain example selector goes. Where examples contain braces (JSON, Lispress), use
-    # langchain_rcr.few_shot_prompt(retriever), which makes this same prompt and doesn't take them for variables.
+    # The selector goes wherever a LangChain example selector goes. If examples contain braces (JSON, Lispress), use
+    # langchain_rcr.few_shot_prompt(retriever), which makes the same prompt without treating them as variables.
     prompt = FewShotPromptTemplate(
         example_selector=retriever,
         example_prompt=PromptTemplate.from_template("Source: {source}\nTarget: {target}"),

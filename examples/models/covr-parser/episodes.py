@@ -1,7 +1,7 @@
 """Training episodes: COVR examples whose constructs get new names in every episode.
 
 An episode is a prompt in the paper's format: a few demonstrations, then a query with its program. Each construct
-of the grammar is called by one of five names, drawn afresh, so that only the programs shown before tell which.
+of the grammar gets one of five names, drawn afresh, so that only the programs shown before reveal which.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ NAMES: dict[str, tuple[str, ...]] = {
 ROLES = tuple(NAMES)
 VARIANTS = 5
 
-# Where COVR's own name stands among the five. A model may prefer, for a name that it hasn't been shown, the place
-# that most names shown so far have; were COVR's own always at the same place, it would guess them.
+# The place of COVR's own name among the five. For a name it hasn't been shown, a model may prefer the place of most
+# names shown so far; if COVR's own were always at the same place, it could guess them.
 OWN = np.arange(len(ROLES)) * 2 % VARIANTS
 
 SPECIAL = ("<unk>", "<pad>", "\n", "Source:", "Target:")
 _PUNCTUATION = (")", ") ,", ",", "] (")
-# A word with its bracket is one token, and so is a relation of two words: prompts get a third shorter.
+# A word with its bracket is one token, and so is a two-word relation: this makes prompts a third shorter.
 PATTERN = r"\n|looking at|playing with|\) ,|\S+ [(\[]|\S+"
 _TOKENS = re.compile(PATTERN)
 
 
 def name_tokens(number: int) -> list[str]:
-    """The tokens of a construct's five names, in the order of their places."""
+    """The tokens of a construct's five names, in order of place."""
     own, *others = NAMES[ROLES[number]]
     others.insert(OWN[number], own)
     bracket = "[" if ROLES[number] == "query_attr" else "("
@@ -70,7 +70,7 @@ def build_vocabulary() -> dict[str, int]:
 
 
 def build_tokenizer(vocabulary: dict[str, int]) -> Tokenizer:
-    """A word-level tokenizer; decoding joins with spaces, which is how COVR writes programs."""
+    """A word-level tokenizer; decoding joins with spaces, as COVR writes programs."""
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), behavior="removed", invert=True)
     return tokenizer
@@ -91,8 +91,8 @@ class Encoded:
     """One example in tokens.
 
     Args:
-        ids: of "Source: … \\n Target: … \\n" (int64); a construct has the number of its own name.
-        roles: the construct at each position, -1 where there is none.
+        ids: of "Source: … \\n Target: … \\n" (int64); a construct has the number of COVR's own name.
+        roles: the construct at each position, -1 if none.
         start: position of the program's first token.
         constructs: the constructs that the program uses.
     """
@@ -119,8 +119,8 @@ class Episode:
 
     Args:
         ids: (T,) tokens.
-        weights: (T,) how much the loss counts a token, given those before it; 0 for what the context leaves open.
-        roles: (T,) the construct, -1 where there is none.
+        weights: (T,) the weight of a token in the loss; 0 for what the preceding tokens leave open.
+        roles: (T,) the construct, -1 if none.
         shown: (T,) whether a construct's name occurs in the tokens before.
         query: position where the query's program begins.
     """
@@ -137,9 +137,9 @@ def assemble(examples: Sequence[Encoded], variants: np.ndarray, first: int, symb
 
     Args:
         examples: the demonstrations in order, then the query.
-        variants: (17,) the place among the five of each construct's name in this episode (`OWN`: COVR's).
+        variants: (17,) for each construct, the place among the five of its name in this episode (`OWN`: COVR's).
         first: the vocabulary's first name.
-        symbol_weight: of a name that the context determines; other determined tokens count 1.
+        symbol_weight: for a name that the context determines; other determined tokens have weight 1.
     """
     ids = np.concatenate([example.ids for example in examples])
     roles = np.concatenate([example.roles for example in examples])
@@ -161,9 +161,9 @@ class EpisodeSampler:
     Args:
         pool: encoded examples.
         first: the vocabulary's first name.
-        covering: share of the demonstrations that are drawn for a construct of the query.
-        demonstrations: smallest and largest number of them.
-        asked: (17,) how often a query is drawn for each construct, relative to the others; evenly unless changed.
+        covering: share of the demonstrations drawn for a construct of the query.
+        demonstrations: their smallest and largest number.
+        asked: (17,) relative frequency with which a query is drawn for each construct; even unless changed.
     """
 
     pool: Sequence[Encoded]
@@ -185,8 +185,8 @@ class EpisodeSampler:
         """One episode.
 
         Args:
-            rng: source of chance.
-            shortest: the share of the examples, shortest first, that are drawn from (of each construct).
+            rng: the random generator.
+            shortest: the share of each construct's examples to draw from, shortest first.
         """
         query = self._pick(rng, self._by_role[rng.choice(len(ROLES), p=self.asked / self.asked.sum())], shortest)
         low, high = self.demonstrations
@@ -209,7 +209,7 @@ class EpisodeSampler:
 def batches(
     sampler: EpisodeSampler, rng: np.random.Generator, tokens: int, episodes: int, shortest: float = 1.0
 ) -> list[list[Episode]]:
-    """Episodes sorted by length in batches of about as many tokens, in random order."""
+    """Batches, in random order, of episodes of similar length; about `tokens` tokens each."""
     drawn = sorted((sampler.draw(rng, shortest) for _ in range(episodes)), key=lambda episode: len(episode.ids))
     made: list[list[Episode]] = [[]]
     for episode in drawn:
@@ -220,7 +220,7 @@ def batches(
 
 
 def draw_pool(seed: str, size: int, forbidden: frozenset[str]) -> list[tuple[str, str]]:
-    """Different pairs of utterance and program from the whole grammar, without the forbidden utterances."""
+    """Distinct pairs of utterance and program from the whole grammar, without the forbidden utterances."""
     sampler = Sampler(seed)
     pairs: dict[str, str] = {}
     while len(pairs) < size:

@@ -1,9 +1,9 @@
 """Exact match of the parser by split and selector: `python examples/models/covr-parser/evaluate.py --out FILE`.
 
 Each test query gets a prompt with the selector's picks from the split's training examples. A query counts as exact
-where every token of its gold program, the line's end included, is the model's first choice given the tokens before
-it: then, and only then, greedy decoding writes it. That takes one pass a prompt; `--decode N` also decodes N
-prompts a split and selector and counts where the two disagree (rounding may break ties otherwise).
+if every token of its gold program, including the line's end, is the model's first choice given the tokens before
+it: then, and only then, greedy decoding writes it. That takes one pass per prompt; `--decode N` also decodes N
+prompts per split and selector, and counts where the two disagree (rounding may break ties differently).
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Marked:
     Args:
         exact: whether the whole program is right.
         covered: whether the picks show every construct of the gold program.
-        shown: per occurrence of a construct that the picks show, its number and whether it is right.
-        not_shown: the same for the first occurrence of one that they don't.
-        kind_right: per entry of `not_shown`, whether the choice is at least one of the construct's five names.
+        shown: for each occurrence of a construct that the picks show, its number and whether it is right.
+        not_shown: the same for the first occurrence of each that they don't show.
+        kind_right: for each entry of `not_shown`, whether the choice is at least one of the construct's five names.
     """
 
     exact: bool
@@ -58,7 +58,7 @@ class Parser:
 
     Args:
         folder: as `train.py` writes it.
-        tokens: of a batch, about.
+        tokens: approximate size of a batch.
     """
 
     def __init__(self, folder: Path, tokens: int = 8000) -> None:
@@ -137,7 +137,7 @@ def prompts_of(selector: Baseline, split: Split, queries: int, k: int) -> tuple[
 
 
 def summary(marked: Sequence[Marked]) -> dict[str, Any]:
-    """Percentages over queries, and accuracies per construct with their counts."""
+    """Percentages over queries, and accuracies by construct with their counts."""
     tallies: dict[str, dict[int, list[bool]]] = {"shown": defaultdict(list), "not_shown": defaultdict(list)}
     for mark in marked:
         for kind, tally in tallies.items():
@@ -160,7 +160,7 @@ def summary(marked: Sequence[Marked]) -> dict[str, Any]:
 
 
 def percent(hits: Sequence[bool]) -> float | None:
-    """The share that is true, in percent; None of nothing."""
+    """The share that is true, in percent; None if empty."""
     return round(100 * float(np.mean(hits)), 1) if len(hits) else None
 
 

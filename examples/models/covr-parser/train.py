@@ -2,7 +2,7 @@
 
     python examples/models/covr-parser/train.py --out FOLDER
 
-Started again with a FOLDER that has a checkpoint, it goes on from there (with the next chunk of episodes). The
+Started again with a FOLDER that has a checkpoint, it resumes from there (with the next chunk of episodes). The
 defaults are the settings of the weights beside this file. Needs torch ≥ 2.9 for Muon.
 """
 
@@ -33,12 +33,12 @@ from safetensors.torch import save_file
 from torch.nn import functional
 from transformers import AttentionInterface, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-_CHUNK = 320  # episodes that are sorted by length together
+_CHUNK = 320  # episodes sorted by length together
 _EMPHASIS = 20.0
 _ROPE_BASE = 500_000.0
 _CPU = getattr(torch.cpu, "get_capabilities", dict)()
 _BFLOAT16 = any(_CPU.get(name) for name in ("amx_bf16", "bf16"))
-"""Whether the CPU multiplies matrices in bfloat16 faster than in float32; with AVX-512 alone it takes twice as long."""
+"""Whether the CPU multiplies matrices faster in bfloat16 than in float32; with only AVX-512 it takes twice as long."""
 
 
 def plain_attention(
@@ -49,7 +49,7 @@ def plain_attention(
     attention_mask: torch.Tensor | None,
     **_: object,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention by matrix products, which at these sizes takes a third of the fused kernel's time on a CPU."""
+    """Causal attention by matrix products: at these sizes, a third of the fused kernel's time on a CPU."""
     length, width = query.shape[2:]
     mask = torch.full((length, length), float("-inf"), dtype=query.dtype).triu(1)
     scores = torch.baddbmm(mask, query.flatten(0, 1), key.flatten(0, 1).transpose(1, 2), alpha=width**-0.5)
@@ -61,9 +61,9 @@ AttentionInterface.register("plain", plain_attention)
 
 
 def build_model(vocabulary: dict[str, int], arguments: argparse.Namespace) -> LlamaForCausalLM:
-    """A small Llama whose names start as the sum of a construct's and a variant's vector.
+    """A small Llama whose name embeddings start as the sum of a construct's and a variant's vector.
 
-    Nothing else tells the model that five names are of one kind. With the sum, what one construct's look-up
+    Nothing else tells the model that five names belong together. With the sum, what one construct's look-up
     learns (attend to a name of the construct that comes next, copy which of the five it is) holds for all.
     """
     end = vocabulary["\n"]
@@ -100,8 +100,8 @@ def build_model(vocabulary: dict[str, int], arguments: argparse.Namespace) -> Ll
 
 
 def pad(episodes: list[Episode]) -> dict[str, torch.Tensor]:
-    """A batch: (B, T) tensors, shorter episodes filled up on the right with weight 0."""
-    # Few different lengths, as the kernels are made for each.
+    """A batch of (B, T) tensors; shorter episodes are padded on the right with weight 0."""
+    # Use few different lengths, as kernels are built for each.
     longest = -(-max(len(episode.ids) for episode in episodes) // 16) * 16
 
     def stack(name: str, fill: float) -> torch.Tensor:
@@ -117,10 +117,10 @@ def pad(episodes: list[Episode]) -> dict[str, torch.Tensor]:
 
 
 def loss_of(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], first: int) -> torch.Tensor:
-    """Weighted mean cross-entropy, in nats above what is possible.
+    """Weighted mean cross-entropy, in nats above the minimum possible.
 
-    The target of a name that nothing has shown yet is uniform over its construct's five: it teaches the syntax, and
-    that one construct's name says nothing about another's.
+    The target of a name not shown yet is uniform over its construct's five: that teaches the syntax, and that one
+    construct's name says nothing about another's.
     """
     weights, roles, shown = batch["weights"][:, 1:], batch["roles"][:, 1:], batch["shown"][:, 1:]
     opens = (roles >= 0) & ~shown
@@ -137,9 +137,9 @@ def loss_of(model: LlamaForCausalLM, batch: dict[str, torch.Tensor], first: int)
 
 @torch.inference_mode()
 def measure(model: LlamaForCausalLM, held_out: list[list[Episode]]) -> dict[str, Any]:
-    """Accuracy per construct, shown and not shown before, of other tokens, and of whole programs (queries only).
+    """Accuracy by construct, shown and not shown before, of other tokens, and of whole programs (queries only).
 
-    A program is right where every token is the model's first choice given the gold ones before it: then, and only
+    A program is right if every token is the model's first choice given the gold ones before it: then, and only
     then, greedy decoding writes it.
     """
     right = {True: np.zeros(len(ROLES)), False: np.zeros(len(ROLES))}
@@ -174,13 +174,13 @@ def measure(model: LlamaForCausalLM, held_out: list[list[Episode]]) -> dict[str,
 
 
 def learning_rate(step: int, arguments: argparse.Namespace) -> float:
-    """Warm-up, constant, and a linear decay to zero; as a factor."""
+    """The factor on the learning rate: warm-up, constant, then linear decay to zero."""
     decay = arguments.decay * arguments.steps
     return min(1.0, (step + 1) / arguments.warmup, max(0.0, (arguments.steps - step) / decay))
 
 
 def build_optimizers(model: LlamaForCausalLM, arguments: argparse.Namespace) -> list[torch.optim.Optimizer]:
-    """AdamW for all, or Muon for the layers' matrices and AdamW for the rest."""
+    """AdamW for everything, or Muon for the layers' matrices and AdamW for the rest."""
     matrices = [p for n, p in model.named_parameters() if p.ndim == 2 and "embed" not in n]
     rest = [p for n, p in model.named_parameters() if p.ndim != 2 or "embed" in n]
     if arguments.optimizer == "adamw":
@@ -193,7 +193,7 @@ def build_optimizers(model: LlamaForCausalLM, arguments: argparse.Namespace) -> 
 
 
 def write_model(folder: Path, model: LlamaForCausalLM, vocabulary: dict[str, int]) -> None:
-    """The model folder: weights in float16, to be read as float32."""
+    """Write the model folder: weights in float16, to be read as float32."""
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=build_tokenizer(vocabulary),
         unk_token="<unk>",
@@ -273,14 +273,14 @@ class Training:
 
     @property
     def spent(self) -> float:
-        """Seconds of processor time, those before the checkpoint included; a paused process spends none."""
+        """Seconds of processor time, including those before the checkpoint; a paused process spends none."""
         return self.earlier + time.process_time()
 
     def save(self, figures: dict[str, Any]) -> None:
         """Append to the log, write the checkpoint and the model folder."""
         with (self.arguments.out / "log.jsonl").open("a", encoding="utf-8") as log:
             log.write(json.dumps(figures) + "\n")
-        # The look-up of each construct switches on by itself: ask more for those that it still gets wrong.
+        # Each construct's look-up emerges separately: ask more often for those that are still wrong.
         accuracies = figures["shown_by_construct"]
         self.asked = np.array([1 + _EMPHASIS * (1 - accuracies[role]) for role in ROLES])
         state = {"model": self.model.state_dict(), "optimizers": [o.state_dict() for o in self.optimizers]}
@@ -291,7 +291,7 @@ class Training:
         write_model(self.arguments.out / "model", self.model, self.vocabulary)
 
     def update(self, batch: dict[str, torch.Tensor]) -> float:
-        """One step; the loss before it."""
+        """Take one step; returns the loss before it."""
         factor = learning_rate(self.step, self.arguments)
         groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
         for group, rate in zip(groups, self.rates, strict=True):
@@ -308,7 +308,7 @@ class Training:
 
 
 def build_episodes(vocabulary: dict[str, int], size: int) -> tuple[EpisodeSampler, list[list[Episode]]]:
-    """The sampler to train from, and batches of episodes over utterances that it doesn't have."""
+    """The sampler to train from, and batches of episodes over utterances it doesn't contain."""
     first = len(vocabulary) - len(ROLES) * VARIANTS
     forbidden = forbidden_utterances()
     held_out = draw_pool("held out", 4000, forbidden)
