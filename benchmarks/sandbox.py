@@ -1,4 +1,4 @@
-"""Does the sandbox withstand a weak model's SQL? Nothing is written, every limit holds, and what that costs a query.
+"""Checks that a weak model's SQL writes nothing in the sandbox and keeps to every limit, and what that costs a query.
 
     python benchmarks/sandbox.py --spider ../shared/data/spider --databases spider/database --out sandbox.json
 

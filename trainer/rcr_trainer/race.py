@@ -214,7 +214,7 @@ def race(
         gains = {at: np.empty(0) for at in range(len(variants))}
         for number in range(rounds):
             limit = begun + answers * (number + 1) // rounds
-            # Ask as many questions as can be paid for; where variants share answers, some budget is left for more.
+            # Ask as many questions as the budget allows; where variants share answers, the rest pays for more.
             while more := min(questions - stop, max(0, limit - spent()) // (len(gains) + 1)):
                 asked, stop = slice(stop, stop + more), stop + more
                 before[asked] = earned({}, asked)

@@ -264,7 +264,7 @@ class _SFT:
     # ------------------------------------------------------------------ development
 
     def evaluate(self) -> Figures:
-        """Coverage of the policy as it is on the development queries."""
+        """The current policy's coverage on the development queries."""
         figures = {"epoch": float(self.runner.result.rounds)}
         if self.dev.queries:
             figures["dev_coverage"] = self._coverage(self.dev)

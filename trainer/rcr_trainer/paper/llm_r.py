@@ -47,7 +47,7 @@ class LLMRSelector(EPRSelector):
         self._train(model, [model], len(rows), loss)
 
     def _rewards(self, rows: IntArray, near: IntArray, scores: FloatArray) -> FloatArray:
-        """(Q, L) a reward model's scores of the candidates, after it has learnt from theirs (Q, L)."""
+        """(Q, L) rewards of the candidates, by a reward model trained on the language model's scores (Q, L) of them."""
         build: Any = self.resources.policy
         model: TriEncoder = build(self._items)
         head = nn.Linear(model.dim, 1).to(next(model.parameters()).device)

@@ -169,7 +169,7 @@ class Sweep:
 
     @cached_property
     def _omitted(self) -> dict[str, str]:
-        """The rows of variants that can't be done, and of selectors that can't be compared, with the reason."""
+        """The rows of variants that can't be run, and of selectors that can't be compared, with the reason."""
         found = {name_of(name): reason for name in self._compared if (reason := self._unlearned(name))}
         for variant in self._variants:
             if reason := self._undone(variant):

@@ -120,7 +120,7 @@ def plain(value: object) -> str:
 
 
 def unknown_key(path: str, known: Mapping[str, Setting]) -> str:
-    """The message about a path that is no setting: it is a section, or names the nearest setting."""
+    """The message about a path that isn't a setting: it says that it is a section, or names the nearest setting."""
     if path in sections():
         first = next((each.path for each in known.values() if each.section == path), "")
         return f"'{path}' is a section, not a setting: set one of its own, such as {first}"

@@ -83,7 +83,7 @@ class Actor:
 
         Args:
             rows: (B,) queries. B may be 0, here and below.
-            uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence a query, G = 1.
+            uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence per query, G = 1.
         """
         group = 1 if uniforms is None else uniforms.shape[1]
         queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()
