@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -80,6 +81,19 @@ def test_figures_by_hand():
     assert scores.prompt_length == len("c") + len("a ( d )") + len("c ( )")
     assert report.programs == 2
     assert report.versions["numpy"] == np.__version__
+
+
+def test_the_questions_of_a_database_are_resampled_together():
+    """Nine questions of each of 40 databases, all covered or none."""
+    pool = [Example(str(i), "", target) for i, target in enumerate(["a", "zz"])]
+    queries = [
+        Example(str(i), f"q {i}", f"x{i} ( {'a' if i // 9 % 2 else 'c'} )", home=str(i // 9)) for i in range(360)
+    ]
+    selectors = {"rcr": always(0), "other": always(1)}
+    low, high = run(selectors, queries, pool, k=1).selectors["other"].intervals["coverage"]
+    alone = run(selectors, [replace(each, home="") for each in queries], pool, k=1)
+    own = alone.selectors["other"].intervals["coverage"]
+    assert (high - low) / (own[1] - own[0]) == pytest.approx(3, rel=0.15)
 
 
 def test_coverage_equals_a_slow_plain_loop():

@@ -55,6 +55,16 @@ def test_paraphrases_are_no_independent_draws():
     assert (high - low) / (independent[1] - independent[0]) == pytest.approx(3, rel=0.15)
 
 
+def test_the_questions_of_a_database_are_no_independent_draws_either():
+    ours = np.random.default_rng(0).integers(2, size=60).astype(float)
+    rates = {"rcr": np.repeat(ours, 9), "other": np.zeros(540)}
+    programs, homes = list(range(540)), np.repeat(np.arange(60), 9).tolist()
+    once = paired_intervals({"rcr": ours, "other": np.zeros(60)}, list(range(60)))["other"]
+    assert paired_intervals(rates, programs, homes)["other"] == pytest.approx(once)
+    few = [home % (FEW_PROGRAMS - 1) for home in homes]  # too few to resample
+    assert paired_intervals(rates, programs, few) == paired_intervals(rates, programs)
+
+
 def test_paired_by_hand():
     rates = {"other": np.full(30, 0.25), "rcr": np.full(30, 0.75), "same": np.full(30, 0.75)}
     assert paired_intervals(rates, list(range(30))) == {"other": (50.0, 50.0), "same": (0.0, 0.0)}

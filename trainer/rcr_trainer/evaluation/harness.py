@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import cache
-from itertools import product
+from itertools import compress, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -94,7 +94,7 @@ def evaluate(
     for name, selector in track(list(selectors.items()), "comparing selectors"):
         scores[name], positions[name], rates[name] = task.measure(name, selector, k)
     task.time_all(selectors, k, scores)
-    _put_intervals(scores, rates, task.programs)
+    _put_intervals(scores, rates, task.programs, [query.home for query in task.queries])
     report = EvaluationReport(
         k=k,
         n=len(task.queries),
@@ -117,13 +117,15 @@ def evaluate(
     return report
 
 
-def _put_intervals(scores: Mapping[str, SelectorScores], rates: Mapping[str, Rates], programs: Sequence[str]) -> None:
-    """Put each metric's intervals into the scores, over the questions for which every selector's rate is known."""
+def _put_intervals(
+    scores: Mapping[str, SelectorScores], rates: Mapping[str, Rates], programs: Sequence[str], homes: Sequence[str]
+) -> None:
+    """Put the interval of each metric into the scores, over the questions for which every selector's rate is told."""
     for metric in next(iter(rates.values()), ()):
         own = {name: each[metric] for name, each in rates.items()}
         told = ~np.isnan(np.array([*own.values()])).any(axis=0)
-        kept = [program for program, is_told in zip(programs, told, strict=True) if is_told]
-        for name, interval in paired_intervals({name: each[told] for name, each in own.items()}, kept).items():
+        clusters = (list(compress(keys, told)) for keys in (programs, homes))
+        for name, interval in paired_intervals({name: each[told] for name, each in own.items()}, *clusters).items():
             scores[name].intervals[metric] = interval
 
 
@@ -177,7 +179,7 @@ class _Task:
         found = []
         for i, (query, program) in enumerate(zip(self.queries, self.programs, strict=True)):
             about = (query.id, query.source, query.target, program, sorted(self._structures(self.gold, i)))
-            found.append(Question(*about, {}, query.fields))
+            found.append(Question(*about, {}, query.fields, query.home))
         shown = cache(lambda position: self._structures(self.pool, position))
         for name, each in scores.items():
             for question, own in zip(found, positions[name].tolist(), strict=True):
@@ -258,13 +260,15 @@ class Answerer:
         for the model is left out.
         """
         asked = [picks[i] for i in self.chosen(len(picks)).tolist()]
-        n, names, keys = len(asked), list(picks[0].selectors), [each.program for each in asked]
+        n, names, programs = len(asked), list(picks[0].selectors), [each.program for each in asked]
         logger.info("%d answers for each of %s", n, ", ".join(names))
         given, missing, unpaid = self._answers({name: self._prompts(name, asked) for name in names})
-        report.answers = AnswersAsked(self.name, n, len(set(keys)), missing, unpaid, self.orders.get(OURS, "reversed"))
+        report.answers = AnswersAsked(
+            self.name, n, len(set(programs)), missing, unpaid, self.orders.get(OURS, "reversed")
+        )
         rates = {name: self._score(report.selectors[name], name, asked, own, spec) for name, own in given.items()}
         report.answers.told = max((int((~np.isnan(each["execution"])).sum()) for each in rates.values()), default=0)
-        _put_intervals(report.selectors, rates, keys)
+        _put_intervals(report.selectors, rates, programs, [each.home for each in asked])
 
     def _prompts(self, name: str, asked: Picks) -> list[Request]:
         order = self.orders.get(name, "reversed")

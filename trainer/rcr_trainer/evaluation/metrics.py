@@ -2,7 +2,8 @@
 
 Structures are sparse binary matrices: gold (B, S) for B queries, pool (N, S); picks are positions (B, k). The bootstrap
 draws programs with all their questions, since the questions of one program succeed and fail together. Treating them as
-independent made intervals on text-to-SQL a third as wide as these.
+independent made intervals on text-to-SQL a third as wide as these. Likewise the questions of one database, where there
+are enough databases.
 """
 
 from __future__ import annotations
@@ -45,10 +46,15 @@ def interval_of(values: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
     return ends
 
 
-def paired_intervals(rates: Mapping[str, np.ndarray], programs: Sequence[Hashable]) -> dict[str, Interval]:
+def paired_intervals(
+    rates: Mapping[str, np.ndarray], programs: Sequence[Hashable], homes: Sequence[Hashable] = ()
+) -> dict[str, Interval]:
     """The 95 % interval of ours minus each other selector, in points.
 
-    From (B,) rates from 0 to 1 by selector; questions with the same gold program (`programs`) are drawn together.
+    Args:
+        rates: (B,) by selector, from 0 to 1.
+        programs: the B gold programs; questions with the same one are drawn together.
+        homes: the B databases; questions of the same one are drawn together if FEW_PROGRAMS or more differ.
 
     Returns:
         By selector, except ours; empty without ours, or with fewer than FEW_PROGRAMS different programs.
@@ -56,5 +62,6 @@ def paired_intervals(rates: Mapping[str, np.ndarray], programs: Sequence[Hashabl
     others = [name for name in rates if name != OURS]
     if OURS not in rates or not others or len(set(programs)) < FEW_PROGRAMS:
         return {}
-    ends = 100 * interval_of(np.stack([rates[OURS] - rates[name] for name in others], axis=1), programs)
+    clusters = homes if len(set(homes)) >= FEW_PROGRAMS else programs
+    ends = 100 * interval_of(np.stack([rates[OURS] - rates[name] for name in others], axis=1), clusters)
     return {name: (float(low), float(high)) for name, (low, high) in zip(others, ends.T, strict=True)}

@@ -251,6 +251,7 @@ class Question:
         structures: the gold program's, sorted.
         selectors: what each selector picked, by name.
         fields: the question's further fields; not in the file.
+        home: its database, if any (`Item.home`); not in the file.
     """
 
     id: str
@@ -260,6 +261,7 @@ class Question:
     structures: list[str]
     selectors: dict[str, Picked]
     fields: Mapping[str, Any] = field(default_factory=dict)
+    home: str = ""
 
 
 Picks: TypeAlias = Sequence[Question]
@@ -271,7 +273,7 @@ def write_picks(directory: str | Path, picks: Picks) -> None:
     numbers: dict[Example, int] = {}
     lines = []
     for question in picks:
-        line = _QUESTION.dump_python(question, exclude={"fields": True}, exclude_defaults=True)
+        line = _QUESTION.dump_python(question, exclude={"fields", "home"}, exclude_defaults=True)
         for name, own in question.selectors.items():
             line["selectors"][name]["picks"] = [numbers.setdefault(each, len(numbers)) for each in own.picks]
         lines.append(line)
