@@ -62,31 +62,31 @@ class ModelSettings(Section):
     )
     base: str | None = Field(
         None,
-        description="Pretrained model: hub name, local folder, package:NAME for the model inside an installed Python "
-        "package, or, where it stays frozen, langchain:MODULE:CALLABLE for a function that returns LangChain "
-        "embeddings; static:BASE for its input embeddings alone; none: no model (paper bert-base-uncased, section 4 "
+        description="Pretrained model: a hub name, a local folder, package:NAME for the model in an installed Python "
+        "package or, where it stays frozen, langchain:MODULE:CALLABLE for a function that returns LangChain "
+        "embeddings; static:BASE: only BASE's input embeddings; none: no model (paper bert-base-uncased, section 4 "
         '"Models").',
     )
     pooling: Literal["mean", "cls"] = Field("mean", description="How token vectors become one vector.")
-    max_length: int = Field(256, ge=8, description="Tokens that a transformer reads; the rest is cut off.")
+    max_length: int = Field(256, ge=8, description="Number of tokens that a transformer reads; the rest is cut off.")
     lam: float = Field(
         1.0, description='λ of Eq. 4, the weight of the picks so far (paper 0.1, section 4 "Model setup").'
     )
     fade: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        description="p: of what a pick covers the share cos(needs, pick)^p stays needed, so that more like it follow "
-        "where whole programs are what is needed; null: none (state saturating); auto: as the family has it for such "
+        description="p: of what a pick covers, the share cos(needs, pick)^p stays needed, so that similar picks follow "
+        "one that is just what is needed; null: none (state saturating); auto: the family's value for such "
         "examples.",
     )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
-        "additive", description="How picks compose."
+        "additive", description="How picks change what the next step searches for."
     )
-    k: int = Field(4, ge=1, description='Picks a question (paper 4, section 4 "Model setup").')
+    k: int = Field(4, ge=1, description='Picks per question (paper 4, section 4 "Model setup").')
     order: Literal["reversed", "picked"] = Field(
         "reversed",
-        description="Order of the picks in a prompt: the first, which is needed most, last, next to the question; or "
-        "as picked (paper Eq. 5).",
+        description="Order of the picks in a prompt. reversed: the first pick, which is needed most, comes last, next "
+        "to the question; picked: in the order of picking (paper Eq. 5).",
     )
 
     @model_validator(mode="after")

@@ -24,15 +24,15 @@ class EmbeddingsSettings(ModelSettings):
 
     needs_base = "it reads a pretrained model"
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
-    ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram of the trained bag of n-grams; 0: no such bag.")
+    ngrams: int = Field(2, ge=0, le=5, description="Longest n-gram in the trained bag of n-grams; 0: no such bag.")
     ngram_init: float = Field(
-        0.2, ge=0, description="Scale of the bag of n-grams at the start, relative to the frozen vectors; 0: none."
+        0.2, ge=0, description="Initial scale of the bag of n-grams, relative to the frozen vectors; 0: it starts at 0."
     )
     dim: int | None = Field(None, ge=1, description="Length of the vectors; null: that of the base model.")
     context_init: float = Field(
-        -0.3, description="E_z at the start, as a multiple of E_c; below 0 pushes away from what is picked."
+        -0.3, description="Initial E_z, as a multiple of E_c; below 0, it pushes away from what was picked."
     )
-    scale: float = Field(20.0, gt=0, description="Factor on the cosines of normalised vectors at the start.")
+    scale: float = Field(20.0, gt=0, description="Initial factor on the cosines of normalised vectors.")
 
 
 class EmbeddingsFamily(Family):

@@ -17,7 +17,7 @@ from langchain_rcr.families.embeddings import EmbeddingsSettings
 class LexicalSettings(ModelSettings):
     """The tri-encoder over n-grams."""
 
-    ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram of the trained bag of n-grams.")
+    ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram in the trained bag of n-grams.")
     dim: int = Field(384, ge=1, description="Length of the vectors.")
     context_init: float = EmbeddingsSettings.field("context_init", -0.3)
     scale: float = EmbeddingsSettings.field("scale", 20.0)

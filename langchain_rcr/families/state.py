@@ -111,7 +111,7 @@ class SaturatingState(State[Array]):
     """
 
     name = "saturating"
-    summary = "what a pick covers is needed less (structures alone)"
+    summary = "what a pick covers is needed less (only for vectors of structures)"
     needs_structures = True
 
     def compose(self, query: Any, vector: Any, context: Any) -> Any:

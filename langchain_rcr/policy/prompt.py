@@ -52,10 +52,10 @@ that it reads; otherwise small models take the examples' tables for the database
 _BY_NAME: Any = None
 """Default of a field that the named prompt sets."""
 _ABOUT = {
-    "appendix_d": "the paper's, Source: and Target: (appendix D)",
+    "appendix_d": "the paper's prompt, with Source: and Target: (appendix D)",
     "chat": "a human and an AI message for each example",
-    "sql": "the schema of the database, then Question: and SQL:",
-    "sql_chat": "the schema as a system message, then chat",
+    "sql": "the database's schema, then Question: and SQL:",
+    "sql_chat": "the schema as a system message, then as chat",
 }
 
 
@@ -107,7 +107,7 @@ class Shown(Protocol):
 
 
 class Prompt(Section):
-    """How a prompt is written: one text, or the messages of a chat.
+    """How prompts are written: as one text, or as the messages of a chat.
 
     `system`, `prefix` and `suffix` are templates: `{schema}`, `{db_id}` and so on stand for the question's other fields
     or, in a chain, for variables of these names. Literal braces are doubled. An example's text is never read as a
@@ -118,34 +118,35 @@ class Prompt(Section):
     """
 
     name: Annotated[str, OneOf(lambda: _ABOUT)] = Field(
-        "appendix_d", description="The prompt by which the language model is asked; what is null below is as it says."
+        "appendix_d",
+        description="Built-in prompt for the language model; settings below that are null are taken from it.",
     )
     form: Literal["text", "chat"] = Field(
-        _BY_NAME, description="text: examples and question as one text; chat: as messages, which needs llm.kind: chat."
+        _BY_NAME, description="text: examples and question in one text; chat: as messages, which needs llm.kind: chat."
     )
     others: dict[Literal["system", "prefix", "example", "suffix"], str] = Field(
         _BY_NAME,
-        description="What takes the place of system, prefix and suffix where most of the examples read tables that "
-        "{schema} lacks. Nothing, if you set one of these yourself. example: what is in front of each example whose "
-        "own schema is known; {schema} stands for the tables that it reads.",
+        description="What replaces system, prefix and suffix if most of the examples read tables that {schema} lacks; "
+        "nothing if you set one of these yourself. example: what precedes each example whose own schema is known; "
+        "there {schema} stands for the tables that it reads.",
     )
     system: str | None = Field(
         None,
-        description="What is said first, to a chat model as a system message. null: for one text to a chat model a "
-        "sentence about its form, else nothing.",
+        description="What comes first; for a chat model, the system message. null: for one text to a chat model, a "
+        "sentence about its form; else nothing.",
     )
     prefix: str = Field(_BY_NAME, description="form text: lines before the examples.")
-    question: str = Field(_BY_NAME, description="How a question is shown, of an example too: a text with {source}.")
+    question: str = Field(_BY_NAME, description="How a question is shown, also in examples: a text with {source}.")
     answer: str = Field(
-        _BY_NAME, description="How a program is shown: a text with {target}, on lines after the question."
+        _BY_NAME, description="How a program is shown, on the lines after its question: a text with {target}."
     )
     suffix: str = Field(_BY_NAME, description="Lines between the examples and the question to answer.")
-    db_schema: str = Field(_BY_NAME, description="What {schema} stands for, unless a question brings a field schema.")
+    db_schema: str = Field(_BY_NAME, description="What {schema} stands for, unless a question has a field schema.")
     schema_budget: int = Field(
         10_000,
         ge=1,
-        description="Characters of a schema: of a longer one those tables are shown that question, picks and foreign "
-        "keys speak of.",
+        description="Maximum characters of a schema. Of a longer one, only the tables are shown that the question, the "
+        "picks or foreign keys mention.",
     )
 
     @model_validator(mode="before")

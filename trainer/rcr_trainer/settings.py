@@ -25,25 +25,25 @@ class DataSettings(Section, use_attribute_docstrings=True):
     """Where the examples come from."""
 
     task: Literal["covr", "geoquery", "files"] = "covr"
-    """covr is sampled here from its grammar, geoquery needs its corpus, files are your own."""
+    """covr: sampled from its grammar; geoquery: read from its corpus; files: your own examples."""
     split: str = "110"
-    """covr: number of one of the ten splits; geoquery: standard, template_1 to 3, tmcd_1 to 3 or length (template and
-    tmcd are their first)."""
+    """covr: the number of one of the ten splits; geoquery: standard, template_1 to 3, tmcd_1 to 3 or length (template
+    and tmcd mean the first of theirs)."""
     directory: Path | None = None
-    """A split folder, such as the data/ of an earlier run, instead of a task's examples."""
+    """A split folder, such as the data/ of an earlier run, to use instead of a task's examples."""
     train: Path | None = None
     """task files: the pool and the training queries (JSONL, CSV or TSV)."""
     dev: Path | None = None
-    """task files: development queries; null: taken out of train."""
+    """task files: development queries; null: taken from train, see dev_size."""
     test: Path | None = None
     """task files: held-out queries."""
     corpus: Path | None = None
     """task geoquery: corpus.xml; null: downloaded."""
     ids: Path | None = None
-    """task geoquery: JSON with the ids of train and test; null: the published ones, downloaded beside the corpus."""
+    """task geoquery: JSON file with the train and test ids; null: the published ones, downloaded beside the corpus."""
     anonymize_values: bool = False
-    """task geoquery: programs and questions as the paper prints them, stateid('value') for stateid('texas') (paper:
-    yes, appendix D); false: as the corpus has them."""
+    """task geoquery: write programs and questions as the paper prints them, with stateid('value') for stateid('texas')
+    (paper: yes, appendix D); false: as in the corpus."""
     source_key: str = Field("source", min_length=1)
     """task files: key or column of the question."""
     target_key: str = Field("target", min_length=1)
@@ -51,18 +51,18 @@ class DataSettings(Section, use_attribute_docstrings=True):
     id_key: str | None = None
     """task files: key or column of the id; null: the row number."""
     group: str | None = None
-    """Key or column, db_id say, by which questions pick: only examples with the same value, in training, in the
-    comparison and where the policy is served. null: any example."""
+    """Key or column, such as db_id, that restricts the picks: a question gets only examples with its own value, in
+    training, in the comparison and when serving. null: any example."""
     prefer: str | None = None
-    """Key or column of which examples that have the question's value are preferred; how much it counts is model.home,
-    which the race may change. null: db_id, where the examples have it and differ in it; "": none."""
+    """Key or column, such as db_id: examples that share the question's value are preferred. model.home says how much;
+    the race may change it. null: db_id, if the examples have it and it varies; "": none."""
     dev_size: int | None = Field(None, ge=0)
-    """Without dev examples, this many training queries are used for development instead. They stay in the pool; none
+    """Without dev examples, this many training queries serve for development. They stay in the pool, but none
     retrieves itself. null: a fifth, at most 200."""
     train_size: int = Field(3000, ge=1)
-    """task covr: sampled training pairs (paper 3000, appendix A)."""
+    """task covr: number of training pairs to sample (paper 3000, appendix A)."""
     test_size: int = Field(500, ge=1)
-    """task covr: sampled test pairs (paper 500, appendix A)."""
+    """task covr: number of test pairs to sample (paper 500, appendix A)."""
 
     @property
     def public(self) -> list[str]:
@@ -100,11 +100,11 @@ class ProgramSettings(Section, use_attribute_docstrings=True):
     """How programs are read, and which of their parts count (paper appendix B)."""
 
     language: str = "functional"
-    """functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json or python; or tokens, which reads any
-    text as its words, numbers and symbols, and which is used if no program of your own files parses."""
+    """functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json, python or tokens. tokens reads any
+    text as words, numbers and symbols; it is used if no program in your own files parses."""
     anonymize: bool | Literal["names"] = True
-    """Replace strings and numbers by constants (paper: yes). names: those of tables and columns, too, so that questions
-    to one database find examples of others (language sql)."""
+    """Replace strings and numbers with placeholders (paper: yes). names: table and column names, too, so that questions
+    about one database find examples from others (language sql)."""
     max_size: int = Field(4, ge=1, le=8)
     """Largest local structure, l (paper 4, section 4 "Model setup")."""
 
@@ -136,21 +136,22 @@ class RewardSettings(Section, use_attribute_docstrings=True):
     """What GRPO rewards."""
 
     names: list[str] = Field(["structure_coverage"], min_length=1)
-    """structure_coverage (Jaccard of the structures of answer and gold program, Eq. 7), correctness (exact match,
-    appendix F), execution (same result), likelihood (the probability of the gold program, from llm.kind local or a
+    """structure_coverage (Jaccard similarity of the structures of answer and gold program, Eq. 7), correctness (exact
+    match, appendix F), execution (same result), likelihood (probability of the gold program; needs llm.kind local or a
     completion server with echo or grammar), context_coverage (recall of the picks; asks no language model), or your own
     as module:callable. Several are added up."""
     weights: list[Annotated[float, Field(gt=0)]] = Field([])
-    """A weight for each of names; empty: 1 each."""
+    """One weight per name; empty: 1 each."""
     database: str | None = None
-    """execution: a SQLite file or postgresql://…; read only, whatever the program says. Of many databases a folder with
-    {db_id}/{db_id}.sqlite, or a template, data/{tenant}.sqlite, filled in with each question's fields."""
+    """execution: a SQLite file or postgresql://…, opened read-only whatever the program says. For many databases, a
+    folder with {db_id}/{db_id}.sqlite, or a template such as data/{tenant}.sqlite, filled in with each question's
+    fields."""
     executor: str | None = None
-    """execution: instead of a database, module:callable that runs a program."""
+    """execution: module:callable that runs a program, instead of a database."""
     timeout: float = Field(5.0, gt=0)
-    """execution on a database: seconds a program may take."""
+    """execution on a database: time limit per program in seconds."""
     max_rows: int = Field(10_000, ge=1)
-    """execution on a database: rows a program may give."""
+    """execution on a database: maximum rows a program may return."""
 
     @model_validator(mode="after")
     def _agree(self) -> RewardSettings:
@@ -166,24 +167,24 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
     """The comparison on held-out queries."""
 
     split: Literal["test", "dev"] = "test"
-    """Which queries."""
+    """Which queries to compare on."""
     k: int | None = Field(None, ge=1)
-    """Examples a query in the table; null: as many as the trained policy picks."""
+    """Examples per query in the table; null: as many as the trained policy picks."""
     selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] | None = Field(
         None,
         description=f"What the trained retriever is compared with: {', '.join(baselines.names())}; null: "
-        f"{', '.join(baselines.USUAL)}, but {baselines.NO_EXAMPLES} only where a language model answers and "
-        f"{baselines.OF_SCHEMAS} only where questions have a field schema.",
+        f"{', '.join(baselines.USUAL)}, but {baselines.NO_EXAMPLES} only if a language model answers, and "
+        f"{baselines.OF_SCHEMAS} only if questions have a field schema.",
     )
     embeddings: str | None = None
-    """Model of the selectors that compare embeddings, named like model.base; null: the retriever's own base."""
+    """Model for the selectors that compare embeddings, named like model.base; null: the retriever's own base."""
     bert: str = "bert-base-uncased"
-    """Model of the selector bert, named like model.base."""
+    """Model for the selector bert, named like model.base."""
     contriever: str = "facebook/contriever"
-    """Model of the selector contriever, likewise."""
+    """Model for the selector contriever, named likewise."""
     answers: bool | None = None
-    """Whether the language model of the section llm answers with each selector's picks, for the exact match. null: only
-    where that costs nothing, llm.kind local; a server, which may charge for it, is asked only with true."""
+    """Whether section llm's language model answers with each selector's picks, to measure exact match. null: only if
+    that is free (llm.kind local); true: also if it is on a server, which may charge for it."""
     answer_queries: int | None = Field(None, ge=1)
     """How many of the queries the language model answers, evenly spaced; null: all."""
 
@@ -201,13 +202,13 @@ class Settings(Section, use_attribute_docstrings=True):
     """All settings of a run."""
 
     name: str = "rcr"
-    """Name of the run; not given: that of the YAML file."""
+    """Name of the run; if not given, that of the YAML file."""
     output: Path | None = None
     """Run folder; null: runs/NAME."""
     seed: int = Field(0, ge=0)
-    """Seed of everything drawn at random."""
+    """Seed for everything that is drawn at random."""
     threads: int | None = Field(None, ge=1, le=1024)
-    """CPU threads; null: torch's choice. Too many slow a run several-fold."""
+    """CPU threads; null: torch's choice. Too many make a run several times slower."""
     device: Device = "auto"
     """auto (a GPU if there is one), cpu, cuda, cuda:N, mps."""
     data: DataSettings = Field(default_factory=DataSettings)

@@ -50,41 +50,41 @@ class StructureSettings(ModelSettings):
     base: str | None = ModelSettings.field("base", DEFAULT_BASE)
     state: str = ModelSettings.field("state", "saturating")
     fade: Annotated[float, Field(ge=1)] | Literal["auto"] | None = ModelSettings.field("fade", AUTO)
-    ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram by which questions are compared.")
+    ngrams: int = Field(2, ge=1, le=5, description="Longest n-gram used to compare questions.")
     dim: int | None = Field(
         None,
         ge=1,
-        description="Family structure: the most structures, or groups of structures that always go together, that are "
-        f"told apart; null: {COLUMNS:,}, or {COLUMNS_OF_MANY:,} where examples are of several databases.",
+        description="Maximum number of structures to tell apart; those that always occur together count as one. null: "
+        f"{COLUMNS:,}, or {COLUMNS_OF_MANY:,} if the examples come from several databases.",
     )
-    scale: float = Field(1.0, gt=0, description="Family structure: factor on the numbers of needed structures.")
+    scale: float = Field(1.0, gt=0, description="Factor on the predicted needs.")
     length_penalty: float = Field(
         LENGTH_PENALTY,
         ge=0,
         le=2,
-        description="Family structure: α, what an example covers counts divided by the length (norm) of its structures "
-        "to this power; 1: that of a whole program which the question needs weighs most.",
+        description="Family structure: α. What an example covers is divided by the norm of its structures to this "
+        "power; at 1, the program that is just what the question needs weighs most.",
     )
     words: float = Field(
         WORDING,
         ge=0,
-        description="Family structure: ω, what the words count for that an example's question shares with the one that "
-        "is asked, all of them together, in units of a program that is just what is needed.",
+        description="Family structure: ω, the weight of all the words that an example's question shares with the one "
+        "asked, relative to a program that is just what is needed.",
     )
     home: float = Field(
         HOME,
         ge=0,
-        description="Family structure: what it counts that an example is of the question's own database "
-        "(data.prefer), in the same units; 0: nothing.",
+        description="Family structure: the weight of an example from the question's own database (data.prefer), on the "
+        "same scale; 0: none.",
     )
     landmarks: int = Field(
         LANDMARKS,
         ge=1,
-        description="Family structure: the most training questions that others are compared with; of more, a sample. "
-        "The fit takes time by its cube, memory by its square.",
+        description="Family structure: maximum number of training questions that a question is compared with; more are "
+        "sampled. The fit takes time by its cube and memory by its square.",
     )
     implied: bool = Field(
-        True, description="Family structure: values that most questions imply and don't name are told apart."
+        True, description="Family structure: tell apart values that most questions imply without naming them."
     )
 
 
@@ -92,7 +92,7 @@ class StructureFamily(Family):
     """See the module."""
 
     name = "structure"
-    summary = "examples by the structures of their programs, questions by those that they will need"
+    summary = "represents examples by their programs' structures, questions by those they will need"
     Settings = StructureSettings
     encoders = (f"{__name__}.encoders:NeedEncoder", *(f"{__name__}.encoders:ProgramEncoder",) * 2)
     numpy_encoders = (f"{__name__}.needs:NumpyNeedEncoder", *(f"{__name__}.shown:NumpyProgramEncoder",) * 2)

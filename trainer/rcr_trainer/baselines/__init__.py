@@ -61,21 +61,21 @@ def get_baseline(name: str) -> type[Baseline]:
 
 
 class LearnedSettings(Section, use_attribute_docstrings=True):
-    """Training of the selectors that learn from a scoring language model, that of the section llm."""
+    """Training of the selectors that learn from scores of section llm's language model."""
 
     queries: int | None = Field(300, ge=1)
-    """Examples of the pool that are their training questions, evenly spaced; null: all, as published."""
+    """Number of the pool's examples to train them on, evenly spaced; null: all, as published."""
     candidates: int = Field(50, ge=2)
-    """Candidates that the language model scores for each question (se2: and step)."""
+    """Candidates that the language model scores per question (se2: per question and step)."""
     extreme: int = Field(5, ge=1)
-    """epr: positives are drawn among this many of the best; epr, se2: hard negatives among this many of the worst."""
+    """epr: positives are drawn from this many of the best; epr, se2: hard negatives from this many of the worst."""
     sets: int = Field(10, ge=2)
-    """ceil: sets scored for a question; iterr: sequences drawn for it."""
+    """ceil: sets scored per question; iterr: sequences drawn per question."""
     beam_width: int = Field(3, ge=1)
     """se2: sequences kept while picking."""
     epochs: int = Field(10, ge=1)
     """Passes over the training questions."""
     batch_size: int = Field(32, ge=1)
-    """States (ceil, iterr: questions) in an optimiser step."""
+    """States (ceil, iterr: questions) per optimiser step."""
     lr: float = Field(3e-4, gt=0)
     """Learning rate of AdamW, decayed linearly to 0."""

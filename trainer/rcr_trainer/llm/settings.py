@@ -29,51 +29,51 @@ Device: TypeAlias = Annotated[str, AfterValidator(_is_device)]
 
 
 class LLMSettings(Section, use_attribute_docstrings=True):
-    """The language model that answers the prompts, while GRPO trains and in the comparison."""
+    """The language model that answers prompts, in GRPO and in the comparison."""
 
     kind: Literal["completion", "chat", "local"] = "completion"
-    """completion or chat: a server that speaks OpenAI's protocol; local: a folder for transformers."""
+    """completion or chat: a server that speaks OpenAI's protocol; local: a model run here by transformers."""
     model: str | None = None
-    """Name of the model on the server, or folder or hub name of a local one; there is no default."""
+    """Name of the model on the server; for a local model, its folder or hub name. There is no default."""
     base_url: str | None = None
-    """The server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own."""
+    """Address of the server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own."""
     api_key_env: str = "OPENAI_API_KEY"
-    """The environment variable that holds the API key."""
+    """Environment variable that holds the API key."""
     temperature: float | None = Field(0.0, ge=0)
-    """0: the likeliest answer; null: not sent."""
+    """Sampling temperature. 0: the likeliest answer; null: not sent."""
     max_tokens: int = Field(256, ge=1)
-    """Tokens of the longest answer, a model's thoughts included."""
+    """Maximum tokens per answer, including the model's reasoning."""
     stop: list[Annotated[str, Field(min_length=1)]] | None = None
-    """Texts at which an answer ends. null: a line break with what precedes a question in the prompt (Source:); for chat
-    none, since models that think refuse such texts, or stop inside their thoughts. An empty list: none."""
+    """Texts at which an answer ends. null: a line break and what precedes a question in the prompt (Source:); for chat
+    none, since reasoning models refuse such texts, or stop inside their reasoning. An empty list: none."""
     timeout: float = Field(60.0, gt=0)
-    """Seconds for an attempt."""
+    """Time limit per attempt in seconds."""
     concurrency: int = Field(16, ge=1)
-    """Calls that run at the same time."""
+    """Maximum calls at the same time."""
     attempts: int = Field(6, ge=1)
-    """Calls for a prompt before the run stops."""
+    """Attempts per prompt before the run stops."""
     backoff: float = Field(1.0, ge=0)
-    """Seconds before the second attempt, doubled for each further one."""
+    """Seconds before the second attempt; doubled before each further one."""
     batch_size: int = Field(16, ge=1)
-    """kind local: prompts that are decoded together."""
+    """kind local: prompts decoded together."""
     device: Device = "auto"
     """kind local: auto (a GPU if there is one), cpu, cuda, cuda:N, mps."""
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    """kind local: numbers it computes with; auto: as its folder says."""
+    """kind local: data type it computes with; auto: the one its folder names."""
     extra_body: dict[str, Any] = Field({})
-    """Further JSON parameters of the server's own."""
+    """Further JSON parameters that this server takes."""
     cache: Path | None = None
     """SQLite file of answers, shared by runs; null: answers.sqlite beside the run folder."""
     price_prompt: float | None = Field(None, ge=0)
-    """Dollars for a million prompt tokens."""
+    """Dollars per million prompt tokens."""
     price_completion: float | None = Field(None, ge=0)
-    """Dollars for a million completion tokens."""
+    """Dollars per million completion tokens."""
     budget_calls: int | None = Field(None, ge=0)
-    """Calls at most; null: no limit."""
+    """Maximum calls; null: no limit."""
     budget_tokens: int | None = Field(None, ge=0)
-    """Tokens at most, read and written."""
+    """Maximum tokens, read and written together; null: no limit."""
     budget_money: float | None = Field(None, ge=0)
-    """Dollars at most; needs the prices."""
+    """Maximum dollars; needs the prices. null: no limit."""
 
     @property
     def given(self) -> bool:
@@ -82,7 +82,7 @@ class LLMSettings(Section, use_attribute_docstrings=True):
 
     @property
     def scores(self) -> bool:
-        """Whether such a model may give a text's probability (a server, if it heeds `echo`)."""
+        """Whether such a model may give a text's probability (a server only if it heeds `echo` or `grammar`)."""
         return self.kind in ("local", "completion")
 
     def money(self, prompt_tokens: int, completion_tokens: int) -> float | None:
