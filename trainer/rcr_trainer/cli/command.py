@@ -166,7 +166,7 @@ def _add_init(commands: Any) -> None:
     add = command(commands, "init", "rcr_trainer.cli.own_files:init", text, "init --train my.jsonl").add_argument
     add("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
     add("--force", action="store_true", help="overwrite the file")
-    add("--train", **_FILE, help="your own questions and programs: the settings are written for them")
+    add("--train", **_FILE, help="your own questions and programs, for which the settings are written")
     add("--dev", **_FILE, help="development questions (default: some of --train)")
     add("--test", **_FILE, help="held-out questions (default: development questions)")
     _add_keys(add)
@@ -174,8 +174,8 @@ def _add_init(commands: Any) -> None:
 
 def _add_run(commands: Any, called: str, *, asks_for_help: bool) -> None:
     for name, until, text in (
-        ("run", "evaluation", "data, training and evaluation, as a YAML file says"),
-        ("sft", "sft", "the same up to supervised fine-tuning"),
+        ("run", "evaluation", "prepare data, train and evaluate, as a YAML file says"),
+        ("sft", "sft", "like run, but stop after supervised fine-tuning"),
     ):
         run = command(commands, name, _run, text, f"{name} demo.yaml --sft.epochs=10 --name=short")
         run.set_defaults(until=until)
@@ -184,60 +184,58 @@ def _add_run(commands: Any, called: str, *, asks_for_help: bool) -> None:
         again = run.add_mutually_exclusive_group()
         again.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
         again.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
-        cost = "only check data, settings and run folder, and say what the language model would cost at most"
+        cost = "only check data, settings and run folder, and say the most that the language model would cost"
         run.add_argument("--dry-run", action="store_true", help=cost)
-        run.add_argument("--help-all", action="help", help="show all settings, not the usual ones alone, and exit")
+        run.add_argument("--help-all", action="help", help="show all settings, not only the usual ones, and exit")
         if called == name:
             add_settings(run, lambda path: True, USUAL if asks_for_help else None)
 
 
 def _add_evaluate(commands: Any, called: str) -> None:
-    text = "compare a trained retriever with plain selectors, by a language model's answers, too"
+    text = "compare a trained retriever with plain selectors, also by a language model's answers"
     evaluate = command(commands, "evaluate", _evaluate, text, "evaluate runs/demo --split dev --k 6")
     options = "[--trust] [--split {test,dev}] [--k INT] [--SECTION.FIELD VALUE ...]"
     evaluate.usage = f"{PROG} evaluate [-h] {options} RUN"
     evaluate.add_argument("run", metavar="RUN", type=Path, help="a run folder, or its checkpoint folder")
-    text = "the run is yours: import, open and ask what its settings name; without, they are only data"
+    text = "the run is yours: import, open and ask what its settings name; without this flag, they are only data"
     evaluate.add_argument("--trust", action="store_true", help=text)
     if called == "evaluate":
         add_settings(evaluate, lambda path: path.startswith(("evaluation.", "llm.")) or path in ("threads", "device"))
 
 
 def _add_learn(commands: Any) -> None:
-    text = "change a served policy by what came of its picks, if the change is sure to earn more"
+    text = "change a served policy by the logged outcomes of its picks, if the change is sure to earn more"
     add = command(commands, "learn", _learn, text, "learn outcomes.jsonl runs/demo --out better").add_argument
     add("log", type=Path, metavar="LOG", help="the file of an OutcomeLog")
-    add("served", type=Path, metavar="SERVED", help="the folder from which the retriever was loaded")
+    add("served", type=Path, metavar="SERVED", help="the folder that the retriever was loaded from")
     add("--out", required=True, **_FOLDER, help="the folder to write")
-    text = "file with the questions as `source`, if the log has no texts (those of the pool are known)"
+    text = "file with the questions as `source`, if the log has no texts (the pool's questions are known)"
     add("--questions", **_FILE, help=text)
-    add("--seed", type=int, default=0, help="of how the log is halved (default 0)")
-    add("--trust", action="store_true", help="a model that the folder names may be fetched or opened")
+    add("--seed", type=int, default=0, help="seed for splitting the log in half (default 0)")
+    add("--trust", action="store_true", help="allow fetching or opening a model that the folder names")
 
 
 def _add_paper(commands: Any, called: str) -> None:
-    text = "do the runs behind a table or figure of the paper, as far as they are missing, and write it"
+    text = "do the missing runs behind a table or figure of the paper, and write it"
     example = "paper --table main --llm completion:NAME --splits template_1 --seeds 0"
     paper = command(commands, "paper", "rcr_trainer.cli.paper:paper", text, example)
     rows = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--selectors LIST] [--limit N]"
     paper.usage = f"{PROG} paper [-h] --table TABLE {rows} [--yes | --dry-run] [--SECTION.FIELD VALUE ...]"
     add = paper.add_argument
-    add("--table", required=True, choices=TABLES, help="which: the name of a table or figure")
+    add("--table", required=True, choices=TABLES, help="name of the table or figure")
     text = "local:FOLDER, completion:NAME or chat:NAME (default: what the settings say)"
     add("--llm", metavar="KIND[:MODEL]", help=text)
-    text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of these (default: the paper's)"
+    text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of theirs (default: the paper's)"
     add("--splits", metavar="LIST", help=text)
-    add("--seeds", metavar="LIST", help="(default: 0,1,2; with --limit 0)")
-    text = "only these rows beside RCR: bm25, epr, … as evaluation.selectors has them, rcr_without_sft"
+    add("--seeds", metavar="LIST", help="(default: 0,1,2; with --limit: 0)")
+    text = "only these rows beside RCR: bm25, epr, … (names as in evaluation.selectors) or rcr_without_sft"
     add("--selectors", metavar="LIST", help=text)
-    text = (
-        "a trial of the whole: the model is asked about N test questions a row, N times a stage; in a folder of its own"
-    )
+    text = "small trial of the whole: N test questions per row, N prompts per stage, in a folder of its own"
     add("--limit", type=int, metavar="N", help=text)
     agreed = paper.add_mutually_exclusive_group()
     agreed.add_argument("--yes", action="store_true", help="agree to the budget that is shown first")
     agreed.add_argument("--dry-run", action="store_true", help="only show the budget")
-    add("--config", **_FILE, help="YAML file with settings that all runs have")
+    add("--config", **_FILE, help="YAML file with settings for all runs")
     add("--data", default=Path("data"), **_FOLDER, help="folder with geoquery/ and text2sql/ (default: data)")
     text = "folder for the runs and the table (default: runs/paper)"
     add("--out", default=Path("runs/paper"), **_FOLDER, help=text)
@@ -252,31 +250,31 @@ def _add_keys(add: Callable[..., object]) -> None:
 
 
 def _add_data(commands: Any) -> None:
-    text = "look at your files; turn public data into a folder that data.directory takes"
+    text = "check your files; turn public data into a folder for data.directory"
     kinds = commands.add_parser("data", help=text).add_subparsers(metavar="COMMAND", title="commands", required=True)
     text = "read files as a run would, and name the rows that need fixing; exit code 1 if there are any"
     example = "data check train.jsonl test.jsonl"
     add = command(kinds, "check", "rcr_trainer.cli.own_files:check", text, example).add_argument
     add("files", nargs="+", **_FILE, help="JSONL, JSON, CSV or TSV; each is compared with the first")
-    add("--id-key", help="field of the id (default: none, the row number)")
+    add("--id-key", help="field of the id (default: the row number)")
     _add_keys(add)
 
-    text = "questions with SQL of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
+    text = "convert SQL questions of the text2sql-data collection (ATIS, Scholar, Geography, Academic, IMDB, Yelp, ...)"
     example = "data text2sql scholar.json --split query --out scholar"
     add = command(kinds, "text2sql", "rcr_trainer.cli.own_files:text2sql", text, example).add_argument
     add("file", **_FILE, help="one JSON file of the collection")
-    text = "query: no query of test occurs in training (default); question: questions are divided at random"
+    text = "query: no test query occurs in training (default); question: questions are split at random"
     add("--split", choices=("query", "question"), default="query", help=text)
-    add("--fold", type=int, metavar="N", help="in a file with numbered folds, that of test (default 0)")
+    add("--fold", type=int, metavar="N", help="test fold of a file with numbered folds (default 0)")
     add("--out", required=True, **_FOLDER, help="the folder to write")
 
-    text = "Spider's questions on many databases, with their schemas, in a split of Spider-SSP"
+    text = "convert Spider's questions about many databases, with their schemas, to a split of Spider-SSP"
     example = "data spider spider --out ssp-template"
     add = command(kinds, "spider", "rcr_trainer.cli.own_files:spider", text, example).add_argument
-    add("folder", **_FOLDER, help="with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite")
+    add("folder", **_FOLDER, help="folder with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite")
     splits = ("random_1", "template_1", "tmcd_1", "length_1")
     add("--split", choices=splits, default="template_1", help="(default: template_1)")
     add("--databases", **_FOLDER, help="the databases, if they are elsewhere (default: FOLDER/database)")
-    text = "values of each column that the schema shows (default: none)"
+    text = "values of each column to show in the schema (default: none)"
     add("--samples", type=int, default=0, metavar="N", help=text)
     add("--out", required=True, **_FOLDER, help="the folder to write")
