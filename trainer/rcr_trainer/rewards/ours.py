@@ -140,7 +140,8 @@ def context_coverage(spec: ProgramSpec) -> Reward:
 def likelihood(spec: ProgramSpec) -> Reward:
     """The probability that the language model writes the gold program, spacing and all (`Scorer`).
 
-    It distinguishes picks even if all answers are right, or all wrong. Needs a local model, or a server with `echo`.
+    It distinguishes picks even if all answers are right, or all wrong. Needs a local model, or a completion server that
+    heeds `echo` or `grammar` (`WAYS`).
     """
     return Reward("likelihood", lambda *_, **__: [], likelihood=True)  # the function isn't called
 
