@@ -55,7 +55,7 @@ class DataSettings(Section, use_attribute_docstrings=True):
     training, in the comparison and when serving. null: any example."""
     prefer: str | None = None
     """Key or column, such as db_id: examples that share the question's value are preferred. model.home says how much;
-    the race may change it. null: db_id, if the examples have it and it varies; "": none."""
+    the race may change it. null: db_id, if the examples have it, it varies, and group is not set; "": none."""
     dev_size: int | None = Field(None, ge=0)
     """Without dev examples, this many training queries serve for development. They stay in the pool, but none
     retrieves itself. null: a fifth, at most 200."""
@@ -202,7 +202,7 @@ class Settings(Section, use_attribute_docstrings=True):
     """All settings of a run."""
 
     name: str = "rcr"
-    """Name of the run; if not given, that of the YAML file."""
+    """Name of the run. A YAML file that sets none gives its own name."""
     output: Path | None = None
     """Run folder; null: runs/NAME."""
     seed: int = Field(0, ge=0)
