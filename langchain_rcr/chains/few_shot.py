@@ -245,10 +245,9 @@ def with_schema(
     """Turns a question's variables and picks into the prompt, with the right part of the schema in the right place."""
 
     def written(one: Prompt, before: str = "") -> BasePromptTemplate[Any]:
-        picked = PickedExamples()
-        return (
-            _text(one, picked, keys, one.system or "", before) if as_text else _chat(one, picked, keys, before=before)
-        )
+        if as_text:
+            return _text(one, PickedExamples(), keys, one.system or "", before)
+        return _chat(one, PickedExamples(), keys, before=before)
 
     varies = prompt.model_copy(update={"db_schema": ""})
     constant = schema_of is None and not prompt.others and 0 < len(prompt.db_schema) <= prompt.schema_budget

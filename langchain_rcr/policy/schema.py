@@ -87,9 +87,13 @@ def of_others(schema: str, programs: Sequence[str]) -> bool:
 
 
 def tables_read(schema: str, program: str, budget: int) -> str:
-    """The tables of a schema that a query reads, within a number of characters (`fitted`); empty if none."""
+    """The tables of a schema that a query reads, within a number of characters (`fitted`); empty if none.
+
+    Without lines of comment: sample values belong to a database that the question may not see.
+    """
     read = _read(program)
-    return fitted("\n".join(table.text for table in _tables(schema)[1] if table.name.lower() in read), budget)
+    lines = [line for table in _tables(schema)[1] if table.name.lower() in read for line in table.text.splitlines()]
+    return fitted("\n".join(line for line in lines if not line.lstrip().startswith("--")), budget)
 
 
 def _read(program: str) -> set[str]:

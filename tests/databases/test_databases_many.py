@@ -197,6 +197,9 @@ def test_examples_are_shown_with_their_databases_tables(folder, model_type):
     texts = [message.content for message in messages]
     assert texts == ([asked] if isinstance(asked, str) else [asked.system, *asked.turns])
     assert ["CREATE TABLE" in text for text in texts[-2:]] == ([True] if isinstance(asked, str) else [False, True])
+    # Values of other databases' rows stay there, those of the question's own are shown.
+    sampled = text_to_sql_chain(model_type(responses=["SELECT 1"]), selector, folder, samples=3)
+    assert sampled.prompt.invoke({"source": "q", "db_id": "c", PICKED: rows[:1]}).to_string().count("-- values:") == 1
     # Examples of the question's own database stand below its schema, without a further one.
     own = chain.prompt.invoke({"source": "q", "db_id": "b", PICKED: rows[:1]}).to_string()
     assert own.count("CREATE TABLE") == 1

@@ -136,6 +136,7 @@ def test_the_tables_that_a_query_reads():
     for nothing in ("SELECT 1", "SELECT a FROM sea"):
         assert tables_read(LAKES, nothing, 100) == ""
     assert tables_read("", "SELECT name FROM lake", 100) == ""
+    assert tables_read(SCHEMA, "SELECT name FROM city", 500) == CITY.split("\n", maxsplit=1)[0]  # without the values
 
 
 def test_examples_of_other_databases_stand_below_the_tables_that_they_read():
