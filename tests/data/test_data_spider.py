@@ -36,6 +36,7 @@ def schema(name, tables, columns, primary=(), foreign=()):
     }
 
 
+ROW = {"db_id": "pets", "question": "how many dogs", "query": "SELECT count(*) FROM dog"}
 PETS = schema(
     "pets",
     ["dog", "owner", "cat", "sqlite_sequence"],
@@ -82,6 +83,17 @@ def test_what_is_missing_is_left_out_named_and_counted(folder):
         "their query reads a table without rows": 1,
         "their database is missing": 1,
     }
+
+
+def test_spiders_own_split_is_tested_on_the_questions_of_dev_json(folder):
+    rows = [{"db_id": "pets", "question": "all dogs", "query": "SELECT * FROM dog"}, {**ROW, "db_id": "gone"}]
+    written(folder / "dev.json", rows)
+    written(folder / "train_spider.json", [ROW, ROW])
+    shutil.rmtree(folder / "ssp")
+    split = spider_split(folder, "dev")
+    assert [(each.id, each.target) for each in split.train] == [("0", ROW["query"]), ("1", ROW["query"])]
+    assert split.test == [Example("dev0", "all dogs", "SELECT * FROM dog", {"db_id": "pets", "schema": SCHEMA})]
+    assert split.meta["left_out"] == {"their database is missing": 1}
 
 
 def test_the_schema_may_show_values(folder):
@@ -145,7 +157,7 @@ def test_gold_queries_of_spider_give_their_own_rows(tmp_path):
     assert split.counts() == {"train": 3072, "dev": 0, "test": 1042}
     assert split.meta["missing_databases"] == ["formula_1", "music_2", "sakila_1"]
     assert split.meta["left_out"] == {"their database is missing": 262}
-    sizes = {kind: spider_split(SPIDER, kind, tmp_path / "database").counts() for kind in KINDS}
+    sizes = {kind: spider_split(SPIDER, kind, tmp_path / "database").counts() for kind in KINDS if kind != "dev"}
     assert {sum(counts.values()) for counts in sizes.values()} == {4114}
     some = split.test[::10]
     reward = make_reward("execution", ProgramSpec(language="sql:sqlite"), database=str(tmp_path / "database"))

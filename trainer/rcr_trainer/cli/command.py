@@ -268,12 +268,14 @@ def _add_data(commands: Any) -> None:
     add("--fold", type=int, metavar="N", help="test fold of a file with numbered folds (default 0)")
     add("--out", required=True, **_FOLDER, help="the folder to write")
 
-    text = "convert Spider's questions about many databases, with their schemas, to a split of Spider-SSP"
+    text = "convert Spider's questions about many databases, with their schemas, to a split folder"
     example = "data spider spider --out ssp-template"
     add = command(kinds, "spider", "rcr_trainer.cli.own_files:spider", text, example).add_argument
-    add("folder", **_FOLDER, help="folder with train_spider.json, tables.json, ssp/*.json and database/DB/DB.sqlite")
-    splits = ("random_1", "template_1", "tmcd_1", "length_1")
-    add("--split", choices=splits, default="template_1", help="(default: template_1)")
+    text = "folder with train_spider.json, tables.json, database/DB/DB.sqlite, and ssp/*.json or dev.json"
+    add("folder", **_FOLDER, help=text)
+    splits = ("random_1", "template_1", "tmcd_1", "length_1", "dev")
+    text = "of Spider-SSP, or dev: Spider's own, tested on other databases (default: template_1)"
+    add("--split", choices=splits, default="template_1", help=text)
     add("--databases", **_FOLDER, help="the databases, if they are elsewhere (default: FOLDER/database)")
     text = "values of each column to show in the schema (default: none)"
     add("--samples", type=int, default=0, metavar="N", help=text)

@@ -1,4 +1,4 @@
-"""Spider's questions on many databases (Yu et al., EMNLP 2018), in the splits of Spider-SSP (Shaw et al., ACL 2021)."""
+"""Spider's questions on many databases (Yu et al., 2018), in its own split or Spider-SSP's (Shaw et al., 2021)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from langchain_rcr.errors import ProgramError
 from rcr_trainer.data.examples import Example, Split, read_json_as
 from rcr_trainer.errors import DataError
 
-KINDS = ("random_1", "template_1", "tmcd_1", "length_1")
+KINDS = ("random_1", "template_1", "tmcd_1", "length_1", "dev")
+"""Spider-SSP's, and `dev`, Spider's own: its test questions are of databases without training questions."""
 _INTERNAL = "sqlite_"
 """Prefix of SQLite's own tables, which one of Spider's schemas lists."""
 
@@ -42,37 +43,34 @@ class _Schema(BaseModel):
 def spider_split(
     folder: str | Path, kind: str = "template_1", databases: str | Path | None = None, samples: int = 0
 ) -> Split:
-    """Read Spider's training questions in a split of Spider-SSP.
+    """Read Spider's questions in one of its splits.
 
     Left out are questions of missing databases, and those whose query reads a table without rows, on which many queries
     give the same result.
 
     Args:
-        folder: with `train_spider.json` and `tables.json` as Spider has them, and `ssp/databases.json` and
-            `ssp/KIND.json`, whose numbers count the questions of these databases.
+        folder: with `train_spider.json` and `tables.json` as Spider has them. For `dev`, also `dev.json`; otherwise
+            `ssp/databases.json` and `ssp/KIND.json`, whose numbers count the training questions of these databases.
         kind: one of KINDS.
         databases: the folder with `DB/DB.sqlite`; None: `database` in `folder`.
         samples: most values of each column that the schema shows, as in `schema_text`.
 
     Returns:
-        The split, without development questions. An id is the question's place in the file, from 0. Fields are `db_id`
-        and `schema`, the CREATE TABLE statements. `meta` names what is missing: `missing_databases`, `empty_tables`,
-        and `left_out`, the number of questions by reason.
+        The split, without development questions. An id is the question's place in its file, from 0; in `dev.json` "dev"
+        precedes it. Fields are `db_id` and `schema`, the CREATE TABLE statements. `meta` names what is missing:
+        `missing_databases`, `empty_tables`, and `left_out`, the number of questions by reason.
 
     Raises:
         DataError: a file is missing or not of that form.
         InputError: a database can't be opened.
     """
     folder = Path(folder)
-    rows = read_json_as(list[_Row], folder / "train_spider.json", "Spider's")
     schemas = {schema.db_id: schema for schema in read_json_as(list[_Schema], folder / "tables.json", "Spider's")}
-    within = set(read_json_as(list[str], folder / "ssp" / "databases.json", "Spider's"))
-    numbers = read_json_as(dict[str, list[int]], folder / "ssp" / f"{kind}.json", "Spider's")
-    asked = [(place, row) for place, row in enumerate(rows) if row.db_id in within]
+    rows = _parts(folder, kind)
     where = Path(databases) if databases is not None else folder / "database"
     if not where.is_dir():
         raise DataError(f"{where} is no folder: unpack Spider's databases there, {LAYOUT.format(db_id='DB')}")
-    names = sorted({row.db_id for _, row in asked})
+    names = sorted({row.db_id for part in rows.values() for row in part.values()})
     if unknown := [name for name in names if name not in schemas]:
         raise DataError(f"{folder / 'tables.json'} has no database {unknown[0]!r}, which a question names")
     missing = [name for name in names if not (where / LAYOUT.format(db_id=name)).is_file()]
@@ -84,10 +82,7 @@ def spider_split(
     left_out: Counter[str] = Counter()
     parts: dict[str, list[Example]] = {"train": [], "test": []}
     for part, examples in parts.items():
-        for number in numbers.get(part, []):
-            if not 0 <= number < len(asked):
-                raise DataError(f"{folder / 'ssp' / kind}.json: {number} in {part!r} is none of {len(asked)} questions")
-            place, row = asked[number]
+        for identifier, row in rows[part].items():
             words = set(re.findall(r"\w+", row.query.lower()))
             if row.db_id in missing:
                 left_out["their database is missing"] += 1
@@ -95,11 +90,27 @@ def spider_split(
                 left_out["their query reads a table without rows"] += 1
             else:
                 fields = {"db_id": row.db_id, "schema": found[row.db_id][0]}
-                examples.append(Example(str(place), row.question.strip(), row.query.strip(), fields))
+                examples.append(Example(identifier, row.question.strip(), row.query.strip(), fields))
     tables = [f"{name}.{table}" for name, (_, empty) in found.items() for table in empty]
     about = {"missing_databases": missing, "empty_tables": tables, "left_out": dict(left_out)}
-    meta = {"task": "spider", "split": kind, "how": f"the {kind} split of Spider-SSP", **about}
+    how = "Spider's own split" if kind == "dev" else f"the {kind} split of Spider-SSP"
+    meta = {"task": "spider", "split": kind, "how": how, **about}
     return Split(f"spider-{kind}", parts["train"], [], parts["test"], meta)
+
+
+def _parts(folder: Path, kind: str) -> dict[str, dict[str, _Row]]:
+    """The training and test questions of a split, by id."""
+    rows = [*enumerate(read_json_as(list[_Row], folder / "train_spider.json", "Spider's"))]
+    if kind == "dev":
+        test = read_json_as(list[_Row], folder / "dev.json", "Spider's")
+        return {"train": {str(n): row for n, row in rows}, "test": {f"dev{n}": row for n, row in enumerate(test)}}
+    within = set(read_json_as(list[str], folder / "ssp" / "databases.json", "Spider's"))
+    numbers = read_json_as(dict[str, list[int]], folder / "ssp" / f"{kind}.json", "Spider's")
+    asked = [(str(n), row) for n, row in rows if row.db_id in within]
+    for part, of in numbers.items():
+        if out := [number for number in of if not 0 <= number < len(asked)]:
+            raise DataError(f"{folder / 'ssp' / kind}.json: {out[0]} in {part!r} is none of {len(asked)} questions")
+    return {part: dict(asked[number] for number in numbers.get(part, [])) for part in ("train", "test")}
 
 
 def _described(file: Path, statements: Mapping[str, str], samples: int) -> tuple[str, list[str]]:
