@@ -269,9 +269,10 @@ class TriEncoder(Module):
         spec: ProgramSpec,
         seed: int = 0,
         numpy: bool = True,
+        family: str = DEFAULT_FAMILY,
         **settings: Any,
     ) -> TriEncoder:
-        """A policy of the default family, fitted to examples in closed form, within seconds.
+        """A policy of a family that is fitted to examples in closed form, within seconds.
 
         With fewer than `FEWEST` programs that parse, there is nothing to learn structures from, so picks go by question
         similarity (`FALLBACK_FAMILY`, untrained).
@@ -283,7 +284,8 @@ class TriEncoder(Module):
             spec: how programs are read.
             seed: of the questions that are sampled from a large pool.
             numpy: see `build`.
-            **settings: of the default family, if they differ from its defaults.
+            family: which one.
+            **settings: of the family, if they differ from its defaults.
 
         Raises:
             InputError: there is no such setting, the default model is not installed, or the embeddings' vectors can't
@@ -307,9 +309,9 @@ class TriEncoder(Module):
             )
         if items and not parsed:
             spec = replace(spec, language=TOKENS)
-        name, settings = (FALLBACK_FAMILY, dict(FALLBACK_SETTINGS)) if too_few else (DEFAULT_FAMILY, settings)
-        config = get_family(name).settings(**settings)
-        if backbone is None and (embeddings is not None or config.pretrained):
+        name, settings = (FALLBACK_FAMILY, dict(FALLBACK_SETTINGS)) if too_few else (family, settings)
+        kind, config = get_family(name), get_family(name).settings(**settings)
+        if kind.frozen and backbone is None and (embeddings is not None or config.pretrained):
             backbone = backbones.open_backbone(config, embeddings)
         remembering = None if backbone is None else backbones.RememberingBackbone(backbone)
         model = cls.build(name, items, backbone=remembering, spec=spec, seed=seed, numpy=numpy, **settings)
@@ -331,7 +333,7 @@ class TriEncoder(Module):
         """
         if not (self.family.fits or self.is_fallback):
             raise InputError(f"a policy of the {self.family.name} family isn't fitted: train it again with rcr-train")
-        settings = self.config.model_dump(exclude={"family"}) if self.family.fits else {}
+        settings = self.config.model_dump() if self.family.fits else {}
         numpy = not self.query.trainable
         model = TriEncoder.fitted(items, backbone=self.backbone, spec=self.spec, seed=seed, numpy=numpy, **settings)
         model.card, model.prompt, model.group, model.prefer = self.card, self.prompt, self.group, self.prefer

@@ -104,6 +104,7 @@ for wrong in ("--model.bucket=3", "--model.ngrams=3"):
 SERVE = """
 from langchain_rcr import SequentialCompositionalRetriever
 retriever = SequentialCompositionalRetriever.from_pretrained("runs/demo/checkpoint", k=3)
+retriever.refit()
 model = retriever.store.encoder
 print(model.family.name, model.config.buckets, model.config.state, len(retriever.invoke("is there a dog ?")))
 """
