@@ -146,6 +146,9 @@ def test_a_run_of_files_that_have_changed_is_refused_and_bad_ones_clear_nothing(
     (here / "train.jsonl").unlink()
     assert cli.main(command) == 0
     assert len(read_split(folder / "data").train) == 20
+    capsys.readouterr()
+    assert cli.main([*command, "--dry-run"]) == 0
+    assert "runs/demo: done before: data, sft, evaluation; to do: nothing" in capsys.readouterr().out
 
 
 HANGS = """
@@ -171,6 +174,9 @@ def test_a_second_run_in_the_folder_of_a_running_one_is_refused(capsys, here):
         assert cli.main(["evaluate", "runs/demo"]) == 2
         errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
         assert len(errors) == 4
+        assert cli.main(["run", "demo.yaml", "--resume", "--dry-run"]) == 0
+        said = capsys.readouterr().out.splitlines()[-1]
+        assert said.startswith(f"the run would be refused: runs/demo is in use by process {running.pid} on ")
         for line in errors:
             assert line.startswith(f"rcr-train: error: runs/demo is in use by process {running.pid} on ")
         assert {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()} == before

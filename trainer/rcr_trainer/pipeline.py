@@ -31,7 +31,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
 from rcr_trainer.runs.layers import differences, load_config
-from rcr_trainer.runs.locking import hold
+from rcr_trainer.runs.locking import check_free, hold
 from rcr_trainer.runs.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
 from rcr_trainer.runs.tasks import (
     CORPUS,
@@ -102,24 +102,32 @@ def run(
     return current
 
 
-def found(config: Settings, until: str, *, resume: bool, overwrite: bool) -> list[str]:
-    """A line on what `run` would resume from or clear, or why it would refuse; none for a fresh run. Writes nothing."""
+def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> tuple[Task, list[str]]:
+    """What `run` would work on, and a line on what it would resume from or clear, or why it would refuse.
+
+    The line is missing for a fresh run. Nothing is written.
+    """
     try:
+        check_free(config.folder)
         there = Run.found(config.folder, config, resume=resume, overwrite=overwrite)
         if there is None:
-            return [f"{config.folder}: the run there would be cleared"] if (config.folder / "run.json").exists() else []
+            cleared = [f"{config.folder}: the run there would be cleared"]
+            return load_checked(config)[1], cleared if (config.folder / "run.json").exists() else []
         check_files(there)
         if there.done("data") and not resume:
             _check_unchanged(there)
         done = [name for name in _wanted(config, until) if _is_done(there, name)]
     except RCRError as error:
-        return [f"the run would be refused: {error}"]
+        return load_checked(config)[1], [f"the run would be refused: {error}"]
     left = [
         f"{name} from its last saved round" if (there.state / name).is_dir() else name
         for name in _wanted(config, until)
         if name not in done
     ]
-    return [f"{config.folder}: done before: {', '.join(done) or 'nothing'}; to do: {', '.join(left) or 'nothing'}"]
+    task = divide(config, read_split(there.data)) if "data" in done else load_checked(config)[1]
+    return task, [
+        f"{config.folder}: done before: {', '.join(done) or 'nothing'}; to do: {', '.join(left) or 'nothing'}"
+    ]
 
 
 def _wanted(config: Settings, until: str) -> list[str]:

@@ -89,11 +89,12 @@ def _run(given: argparse.Namespace) -> None:
             f"{given.config} names no data: set data.task, or `{PROG} init --train my.jsonl` for your own files"
         )
     if given.dry_run:
-        with logged():
-            lines = [] if number("RANK") else plan(config, pipeline.load_checked(config)[1])
-            how = {"resume": given.resume, "overwrite": given.overwrite}
-            lines += [] if number("RANK") else pipeline.found(config, given.until, **how)
-        show(*lines)
+        if not number("RANK"):
+            with logged():
+                how = {"resume": given.resume, "overwrite": given.overwrite}
+                task, lines = pipeline.preview(config, given.until, **how)
+                lines = [*plan(config, task), *lines]
+            show(*lines)
         return
     with logged():
         run = pipeline.run(config, until=given.until, resume=given.resume, overwrite=given.overwrite)

@@ -37,20 +37,31 @@ def hold(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise ConfigError(f"{folder} can't be written: {error.strerror}") from None
     with file:
-        try:
-            _lock(file)
-        except (BlockingIOError, PermissionError):
-            file.seek(0)
-            holder = file.read() or "another process"
-            raise ConfigError(
-                f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
-            ) from None
-        except OSError as error:
-            logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
+        _take(file, folder)
         file.truncate(0)
         file.write(f"process {os.getpid()} on {platform.node()} (since {now()})")
         file.flush()
         yield
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a run folder as `hold` does if another process works on it; writes nothing."""
+    if (folder / LOCK).is_file():
+        with (folder / LOCK).open(encoding="utf-8") as file:
+            _take(file, folder)
+
+
+def _take(file: TextIO, folder: Path) -> None:
+    try:
+        _lock(file)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        holder = file.read() or "another process"
+        raise ConfigError(
+            f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
+        ) from None
+    except OSError as error:
+        logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
 
 
 def _lock(file: TextIO) -> None:
