@@ -5,8 +5,9 @@
   first child: `f(x).g(y)` is `.g` with the children f → x and y.
 - Operators are their signs, with their operands below; `a < b < c` is `<,<`. A number with a sign is one leaf.
 - Displays are `list`, `tuple`, `set` and `dict` (a child `:` per entry); subscripts are `[]`.
-- Everything else is named after its `ast` class in lower case, with the names it carries as leaves in front. Several
-  statements are the children of `module`.
+- Everything else is named after its `ast` class in lower case, with the names it carries as leaves in front. What could
+  be mistaken for another part is below its own name: `x[:1]` has `upper` where `x[1:]` has none. Several statements are
+  the children of `module`.
 - A string is a leaf in Python's own quoting, a number is a leaf as Python writes it.
 """
 
@@ -36,6 +37,12 @@ _SIGNS: dict[type[ast.AST], str] = {
     **{ast.Eq: "==", ast.NotEq: "!=", ast.Lt: "<", ast.LtE: "<=", ast.Gt: ">", ast.GtE: ">="},
     **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
 }
+
+_APART = {
+    *("posonlyargs", "vararg", "kwonlyargs", "kw_defaults", "kwarg", "defaults"),
+    *("bases", "decorator_list", "returns", "orelse", "finalbody"),
+}
+"""Fields that follow lists: without their names, what is in them would seem to be in the list."""
 
 # What `unfold` handles: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
 _Piece = ast.AST | tuple[str, Sequence[Any]]
@@ -117,13 +124,18 @@ def _dict(node: ast.Dict) -> tuple[str, Sequence[_Piece]]:
 
 def _other(node: ast.AST) -> tuple[str, Sequence[_Piece]]:
     below: list[_Piece] = []
-    for _, value in ast.iter_fields(node):
+    lacks = False
+    for name, value in ast.iter_fields(node):
+        part: list[_Piece] = []
         for item in value if isinstance(value, list) else [value]:
             if isinstance(item, str):
-                below.append((item, []))
+                part.append((item, []))
             elif isinstance(item, ast.AST) and not isinstance(item, ast.expr_context | ast.Load):
                 sign = _SIGNS.get(type(item))
-                below.append(item if sign is None else (sign, []))
+                part.append(item if sign is None else (sign, []))
+        is_named = lacks or (name in _APART and not isinstance(node, ast.IfExp))
+        below += [(name, part)] if part and is_named else part
+        lacks = lacks or value is None
     return type(node).__name__.lower(), below
 
 

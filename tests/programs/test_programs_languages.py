@@ -122,6 +122,24 @@ def test_order_of_named_arguments_means_nothing() -> None:
     assert parse(one, "json") == parse('{"name": "f", "arguments": {"b": 2, "a": 1}}', "json")
 
 
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("x[1:]", "x[:1]"),
+        ("x[a:b]", "x[a::b]"),
+        ("x[:a:b]", "x[::a]"),
+        ("lambda a: a", "lambda *a: a"),
+        ("lambda a, b: a", "lambda a=b: a"),
+        ("if a:\n  b\n  c", "if a:\n  b\nelse:\n  c"),
+        ("for a in b:\n  c\n  d", "for a in b:\n  c\nelse:\n  d"),
+        ("try: a\nexcept b: c", "try: a\nexcept:\n  b\n  c"),
+        ("class A(b): c", "class A:\n  b\n  c"),
+    ],
+)
+def test_python_tells_parts_apart(one: str, other: str) -> None:
+    assert parse(one, "python") != parse(other, "python")
+
+
 def test_python_parsing_leaks_no_warning() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

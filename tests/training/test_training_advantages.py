@@ -26,6 +26,11 @@ def test_a_group_of_equal_rewards_has_no_advantage(value):
     assert grpo(np.full((2, 7), value)).tolist() == [[0.0] * 7] * 2
 
 
+def test_small_rewards_are_told_apart():
+    """Such as the likelihoods of long programs."""
+    np.testing.assert_allclose(grpo(1e-20 * np.array([[1.0, 2.0, 3.0]])), grpo(np.array([[1.0, 2.0, 3.0]])), rtol=1e-12)
+
+
 def test_rloo_by_hand():
     # the others' means: (2 + 6) / 2 = 4, (1 + 6) / 2 = 3.5, (1 + 2) / 2 = 1.5
     np.testing.assert_allclose(rloo(np.array([[1.0, 2.0, 6.0]])), [[-3.0, -1.5, 4.5]], rtol=1e-12)

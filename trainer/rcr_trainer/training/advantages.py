@@ -14,7 +14,8 @@ from rcr_trainer.training.registry import ADVANTAGES
 FloatArray = NDArray[np.float64]
 
 _NO_SPREAD = 1e-8
-"""A standard deviation up to this is rounding error: the rewards are equal."""
+"""A standard deviation up to this, relative to the largest reward, is rounding error: the rewards are equal. Relative,
+as the likelihood of a program of a hundred tokens is far below this."""
 
 
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
@@ -38,7 +39,8 @@ def grpo(rewards: FloatArray) -> FloatArray:
     count, mean = _moments(rewards)
     centred = np.where(np.isnan(rewards), 0.0, rewards - mean)
     std = np.sqrt((centred**2).sum(axis=1, keepdims=True) / count)
-    return np.where(std > _NO_SPREAD, centred / np.maximum(std, _NO_SPREAD), 0.0)
+    differ = std > _NO_SPREAD * np.nan_to_num(np.abs(rewards)).max(axis=1, keepdims=True)
+    return np.where(differ, centred / np.where(differ, std, 1.0), 0.0)
 
 
 def rloo(rewards: FloatArray) -> FloatArray:
