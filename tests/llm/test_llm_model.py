@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import math
 import os
 import signal
@@ -309,11 +310,13 @@ def test_a_closed_model_says_so() -> None:
         llm.generate(["a"])
 
 
-def test_an_answer_that_cannot_be_kept_is_not_used(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_be_kept_is_not_used(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with wrap(Echo(), cache_path=tmp_path / "a.sqlite") as llm:
         llm._cache._database.execute("PRAGMA query_only = 1")
         with pytest.raises(DataError, match=r"a\.sqlite can't be used"):
             llm.generate(["a", "b"])
+    gc.collect()
+    assert not [record for record in caplog.records if record.name == "asyncio"]  # no traceback for the second
 
 
 @pytest.mark.parametrize(("useful", "stops"), [(0, True), (24, True), (25, False)])

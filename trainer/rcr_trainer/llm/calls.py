@@ -227,5 +227,10 @@ class Calls:
         """Await work that must finish once begun, since it is paid for, even if its caller is cancelled."""
         task = asyncio.ensure_future(work)
         self._running.add(task)
-        task.add_done_callback(self._running.discard)
+        task.add_done_callback(self._ended)
         return await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # read here, or asyncio logs a traceback for each that fails beside the one that is raised
