@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,10 @@ def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:
         return ""
     columns = []
     for values in zip(*rows, strict=True):
-        known = [repr(value) for value in dict.fromkeys(values) if isinstance(value, int | float | str)]
-        columns.append(", ".join([text for text in known if len(text) <= _LONGEST][:samples]))
+        plain = [str(value) if isinstance(value, date | time) else value for value in values]
+        known = dict.fromkeys(value for value in plain if isinstance(value, int | float | str | Decimal))
+        texts = [str(value) if isinstance(value, Decimal) else repr(value) for value in known]
+        columns.append(", ".join([text for text in texts if len(text) <= _LONGEST][:samples]))
     return f"\n-- values: {' | '.join(columns)}" if any(columns) else ""
 
 

@@ -298,6 +298,17 @@ def test_values_are_shown_where_they_are_short(tmp_path: Path) -> None:
     assert lines[2:] == ["CREATE TABLE empty (x);"]
 
 
+def test_values_of_postgresql_s_own_types_are_shown_where_they_are_plain(postgres_url: str) -> None:
+    psycopg = pytest.importorskip("psycopg")
+    with psycopg.connect(postgres_url, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS typed CASCADE; CREATE SCHEMA typed; SET search_path = typed")
+        connection.execute("CREATE TABLE bill (paid numeric, due date, notes jsonb, parts int[])")
+        rows = "(1.50, '2020-02-03', '{\"a\": 1}', '{1,2}'), (1.50, '2020-02-04', '{}', '{}')"
+        connection.execute(f"INSERT INTO bill VALUES {rows}")
+    typed = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-csearch_path%3Dtyped"
+    assert schema_text(typed, samples=2).splitlines()[1] == "-- values: 1.50 | '2020-02-03', '2020-02-04' |  | "
+
+
 @pytest.fixture(scope="module")
 def example():
     return runpy.run_path(str(ROOT / "examples" / "text_to_sql.py"))
