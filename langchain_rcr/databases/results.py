@@ -1,8 +1,8 @@
 """Whether two programs give the same result, as in Spider's test-suite evaluation, except where that is wrong.
 
 The order of rows counts if the caller says so, the order of columns never (Zhong, Yu and Klein, "Semantic Evaluation
-for Text-to-SQL with Distilled Test Suites", EMNLP 2020). Departures: numbers are compared to 12 digits, since sums of
-floats depend on their order, and NULL isn't a text.
+for Text-to-SQL with Distilled Test Suites", EMNLP 2020). Departures: whole numbers are compared exactly and others
+to 12 digits, since sums of floats depend on their order, and NULL isn't a text.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def canonical(value: Any) -> str:
             return str(int(value))
         value = math.nan if value.is_nan() else float(value)
     if isinstance(value, Real):
-        number = float(f"{float(value):.{_DIGITS}g}")
+        number = float(value)
+        if not (number.is_integer() and abs(number) < _EXACT):
+            number = float(f"{number:.{_DIGITS}g}")
         return str(int(number)) if abs(number) < _EXACT and number.is_integer() else repr(number)
     if isinstance(value, Mapping):
         return "{" + ",".join(sorted(f"{canonical(key)}:{canonical(inner)}" for key, inner in value.items())) + "}"
@@ -90,7 +92,7 @@ def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
     while kinds < len({*colours}):
         kinds = len({*colours})
         # A row's values with the kinds of their columns, independent of the order of rows and columns.
-        texts = [_joined(sorted(_joined(pair) for pair in zip(colours, row, strict=True))) for row in rows]
+        texts = [_digest(sorted(_joined(pair) for pair in zip(colours, row, strict=True))) for row in rows]
         if kinds < len(colours):
             colours = [_digest(sorted(map(_joined, zip(texts, column, strict=True)))) for column in columns]
     return _digest(sorted(map(_digest, columns))), _digest(sorted(texts))

@@ -74,8 +74,8 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
 
     An answer that can't be run, or whose result can't be compared, scores 0; such a gold program can't be scored.
     A list is compared as a multiset of rows, or in order if the gold program's outermost query has an ORDER BY; a tuple
-    is always compared in order. In rows that are tuples, the order of columns doesn't matter. Numbers are compared to
-    12 significant digits, whatever their types. Each program runs once on each database.
+    is always compared in order. In rows that are tuples, the order of columns doesn't matter. Numbers are compared
+    whatever their types, those that aren't whole to 12 significant digits. Each program runs once on each database.
 
     Args:
         execute: runs one program; or the databases that the questions' fields name.
