@@ -96,7 +96,7 @@ class Database:
             self._complaint = f"the database {shown} can't be read: "
             if not Path(place).is_file():
                 raise InputError(f"{self._complaint}no such file")
-            place = str(Path(place).resolve())
+            place = str(Path(place).absolute())
         self._settings: dict[str, Any] = {
             "database": place,
             "postgres": postgres,

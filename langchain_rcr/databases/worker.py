@@ -68,7 +68,7 @@ class SQLite:
     """
 
     def __init__(self, path: str, timeout: float) -> None:
-        self._path, self._timeout, self._deadline = path, timeout, 0.0
+        self._given, self._timeout, self._deadline = path, timeout, 0.0
         self._connection: sqlite3.Connection | None = None
         self._functions: frozenset[str] = frozenset()
         self._seen, self._immutable = (False, 0, 0, 0), False
@@ -111,6 +111,7 @@ class SQLite:
 
     def _state(self) -> tuple[bool, int, int, int]:
         """Whether there is a write-ahead log; the file's inode, size and time."""
+        self._path = os.path.realpath(self._given)  # a link may lead elsewhere by now, and the log is beside the file
         try:
             found = os.stat(self._path)  # noqa: PTH116 — pathlib takes longer, and long to import
         except OSError as error:

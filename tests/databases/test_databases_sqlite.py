@@ -181,6 +181,22 @@ def test_a_database_in_wal_mode_is_read_and_nothing_is_left_beside_it(tmp_path):
         assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_link_is_followed_to_where_it_leads_now(tmp_path):
+    link = tmp_path / "current.sqlite"
+    writers = {name: in_wal_mode(tmp_path / name) for name in ("old.sqlite", "new.sqlite")}
+    link.symlink_to("old.sqlite")
+    with Database(link) as run:
+        assert run("SELECT a FROM t") == [(1,)]
+        writers["new.sqlite"].execute("UPDATE t SET a = 2")
+        link.unlink()
+        link.symlink_to("new.sqlite")
+        assert run("SELECT a FROM t") == [(2,)]
+        for writer in writers.values():
+            writer.close()
+        (tmp_path / "old.sqlite").unlink()
+        assert run("SELECT a FROM t") == [(2,)]
+
+
 @pytest.mark.parametrize("mode", ["WAL", "DELETE"])
 def test_a_schema_that_changes_between_queries_is_read_anew(tmp_path, mode):
     path = tmp_path / "x.sqlite"
