@@ -71,6 +71,7 @@ class Header:
         longest: no E_c was ever longer.
         bound: no E_c may be longer; 0 before the first.
         turn: the largest is the newest; several exist if a writer was stopped before removing the old one.
+        unsure: up to how many more there are, of a change that isn't finished, or was cut short.
     """
 
     fingerprint: str
@@ -80,6 +81,12 @@ class Header:
     longest: float = 0.0
     bound: float = 0.0
     turn: int = 0
+    unsure: int = 0
+
+    @property
+    def most(self) -> int:
+        """No more examples than this are there."""
+        return self.count + self.unsure
 
 
 class Found(NamedTuple):
@@ -273,9 +280,10 @@ class StoredDocuments:
             msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
             raise PoolError(msg) from None
         packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
+        kinds = str | int | float if self._filters else str
         fields = row.example.items() if self._filters or type(self.store).__name__ in DIALECTS else ()
-        scalars = {name: value for name, value in fields if isinstance(value, str | int | float)}
-        return Document(text, id=self.name_of(row.id), metadata=scalars | {"rcr_key": key, "rcr_vectors": packed})
+        some = {name: one for name, one in fields if isinstance(one, kinds) and (self._filters or _is_name(name))}
+        return Document(text, id=self.name_of(row.id), metadata=some | {"rcr_key": key, "rcr_vectors": packed})
 
 
 def _parameter(make: Callable[..., VectorStore]) -> str:
@@ -316,7 +324,7 @@ def _conditions(store: Any, required: Required) -> Any:
 
     return models.Filter(
         must=[
-            models.FieldCondition(key=f"{store.metadata_payload_key}.{field}", match=models.MatchAny(any=values))
+            models.FieldCondition(key=f'{store.metadata_payload_key}."{field}"', match=models.MatchAny(any=values))
             for field, values in required.items()
         ]
     )
@@ -345,7 +353,12 @@ def _required(where: Filter) -> Required:
     """What a filter requires of strings. Numbers, null and missing fields are left out, as stores disagree on them."""
     if isinstance(where, AllOf):
         return {field: values for part in where.parts for field, values in _required(part).items()}
-    if isinstance(where, Compare) and where.op in ("eq", "in") and where.key.isidentifier():
+    if isinstance(where, Compare) and where.op in ("eq", "in") and _is_name(where.key):
         values = [*where.value] if where.op == "in" else [where.value]
         return {where.key: values} if values and all(isinstance(value, str) for value in values) else {}
     return {}
+
+
+def _is_name(field: object) -> bool:
+    """Whether a store can be asked about a field: not all take other names, and this engine has its own."""
+    return isinstance(field, str) and field.isidentifier() and not field.startswith("rcr_")

@@ -14,7 +14,9 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
+from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
+from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, IntArray, longest
 from langchain_rcr.errors import CheckpointError, EngineError, InputError
@@ -111,19 +113,19 @@ class VectorStoreIndex(InThisThread):
                 raise CheckpointError(msg) from error
             if foreign:
                 raise EngineError(f"{self.name} holds documents but no pool: add the examples to an empty collection")
-            if header is None or (not header.count and header.dim == dim):
+            if header is None or (not header.most and header.dim == dim):
                 if header is None or header.fingerprint != fingerprint:
                     self.documents.write_header(Header(fingerprint, dim))
             elif (header.fingerprint, header.dim) != (fingerprint, dim):
                 raise CheckpointError(
-                    f"{self.name} holds {header.count} examples encoded by other encoders (fingerprint "
+                    f"{self.name} holds {header.most} examples encoded by other encoders (fingerprint "
                     f"{header.fingerprint}, D = {header.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
                     f"{_REBUILD}"
                 )
 
     def count(self) -> int:
         """How many examples there are."""
-        return self._bound().count
+        return self._settled().count
 
     @asynccontextmanager
     async def read(self, where: Filter | None = None) -> AsyncIterator[Reader]:
@@ -138,13 +140,13 @@ class VectorStoreIndex(InThisThread):
         if where is None:
             yield _Reader(self.documents, header, self._partition)
         else:
-            found = sorted(self._passing(where, header), key=lambda one: one.key)
+            found = self._passing(where, header)
             vectors = np.array([(one.candidate, one.context) for one in found], dtype=np.float32)
             candidate, context = np.ascontiguousarray(vectors.reshape(-1, 2, header.dim).swapaxes(0, 1))
             yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
-        """Add examples; see `CandidateIndex.add`. After a failure, what was added is removed again as far as possible.
+        """Add examples; see `CandidateIndex.add`. A failure is undone as far as possible.
 
         Raises:
             PoolError: an id is taken and isn't replaced, or comes twice, or a field isn't JSON.
@@ -152,7 +154,7 @@ class VectorStoreIndex(InThisThread):
                 bound.
         """
         with self.documents.changing:
-            header = self._bound()
+            header = self._settled()
             check_vectors(len(rows), vectors, header.dim)
             if not rows:
                 return
@@ -166,36 +168,40 @@ class VectorStoreIndex(InThisThread):
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self.documents.document(key, *one) for key, one in enumerate(each, start=header.next)]
             ids = [row.id for row in rows]
-            there = self.known([*ids, *replace])
-            gone = there & {*replace}
-            check_ids(ids, (there - gone) & {*ids})
-            if gone:
-                self.documents.remove(sorted(gone))
-            scaled = np.zeros((len(rows), header.dim + 1), dtype=np.float64)
-            scaled[:, :-1] = np.asarray(vectors.candidate) / bound
-            scaled[:, -1] = np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled[:, :-1]).sum(axis=1)))
+            there = self._documents([*ids, *replace], header)
+            gone = sorted(there.keys() & {*replace})
+            check_ids(ids, there.keys() - {*gone})
             header = dataclasses.replace(
                 header,
                 count=header.count - len(gone),
+                unsure=len(gone) + len(rows),
                 next=header.next + len(rows),
                 longest=max(header.longest, longest_one),
                 bound=bound,
             )
             self.documents.write_header(header)
+            if gone:
+                self.documents.remove(gone)
             try:
-                self.documents.put(documents, scaled)
+                self.documents.put(documents, _placed(vectors.candidate, bound))
             except EngineError:
                 self.documents.remove(ids)
+                if gone:
+                    before = [Found.of(there[one]) for one in gone]
+                    documents = [self.documents.document(*one) for one in before]
+                    self.documents.put(documents, _placed([one.candidate for one in before], bound))
                 raise
-            self.documents.write_header(dataclasses.replace(header, count=header.count + len(rows)))
+            self.documents.write_header(dataclasses.replace(header, count=header.count + len(rows), unsure=0))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; unknown ids are ignored. Returns how many there were."""
         with self.documents.changing:
-            header, there = self._bound(), sorted(self.known(ids))
+            header, there = self._settled(), sorted(self.known(ids))
             if there:
+                header = dataclasses.replace(header, count=header.count - len(there), unsure=len(there))
+                self.documents.write_header(header)
                 self.documents.remove(there)
-                self.documents.write_header(dataclasses.replace(header, count=header.count - len(there)))
+                self.documents.write_header(dataclasses.replace(header, unsure=0))
             return len(there)
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -206,13 +212,9 @@ class VectorStoreIndex(InThisThread):
         """The examples with these ids, or all that the store finds."""
         header = self._bound()
         if ids is None:
-            ones = np.ones(header.dim, dtype=np.float32)
-            found = self.documents.nearest(ones, header.count) if header.count else []
-            return [one.row for one in sorted(found, key=lambda one: one.key)]
-        wanted = dict.fromkeys(ids)
-        names = [self.documents.name_of(one) for one in wanted if one]
-        there = map(loaded, self.documents.by_names(names, header.count))
-        return [Row(one["id"], one["example"], one["program"]) for one in there if one["id"] in wanted]
+            return [one.row for one in self._all(header)]
+        there = map(loaded, self._documents(ids, header).values())
+        return [Row(one["id"], one["example"], one["program"]) for one in there]
 
     def close(self) -> None:
         """Does nothing: stores can't be closed, and the client belongs to the caller."""
@@ -223,22 +225,43 @@ class VectorStoreIndex(InThisThread):
             raise EngineError(f"{self.name} holds no pool any more: its documents were deleted by somebody else")
         return header
 
+    def _settled(self) -> Header:
+        """The header, with what a change that was cut short has left counted."""
+        header = self._bound()
+        return dataclasses.replace(header, count=len(self.rows()), unsure=0) if header.unsure else header
+
+    def _all(self, header: Header, own: Any = None) -> list[Found]:
+        """All examples that pass the store's own filter, in the order of adding."""
+        found = self.documents.nearest(np.ones(header.dim, dtype=np.float32), header.most, own) if header.most else []
+        return sorted(found, key=lambda one: one.key)
+
+    def _documents(self, ids: Collection[str], header: Header) -> dict[str, Document]:
+        """The documents of the examples with these ids, by id."""
+        names = [self.documents.name_of(one) for one in dict.fromkeys(ids) if one]
+        return {loaded(one)["id"]: one for one in self.documents.by_names(names, header.most)}
+
     def _passing(self, where: Filter, header: Header) -> list[Found]:
         own = self._translate(where) if self._translate is not None else store_filter(self.documents.store, where)
-        if own is None and header.count > self._scan_limit:
+        if own is None and header.most > self._scan_limit:
             raise InputError(
-                f"filter: {self.name} holds {header.count:,} examples, more than scan_limit = {self._scan_limit:,}: "
+                f"filter: {self.name} holds {header.most:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
-        ones = np.ones(header.dim, dtype=np.float32)
-        found = self.documents.nearest(ones, header.count, own) if header.count else []
-        if own is not None and not found and header.count <= self._scan_limit:
+        found = self._all(header, own)
+        passing = [one for one in found if matches(where, one.row.example)]
+        if own is not None and not passing and header.most <= self._scan_limit:
             # To tell a field that no example has from a value that no example has.
-            own, found = None, self.documents.nearest(ones, header.count)
+            own, found = None, self._all(header)
         known = {field for one in found for field in one.row.example}
-        if header.count and own is None and fields_of(where) - known:
+        if found and own is None and fields_of(where) - known:
             raise unknown_field(where, sorted(known))
-        return [one for one in found if matches(where, one.row.example)]
+        return passing
+
+
+def _placed(candidates: Any, bound: float) -> NDArray[np.float64]:
+    """Stored vectors (n, D + 1), of length 1, of E_c (n, D) no longer than the bound."""
+    scaled = np.asarray(candidates, dtype=np.float64) / bound
+    return np.column_stack((scaled, np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled).sum(axis=1)))))
 
 
 class _Reader:
@@ -247,7 +270,7 @@ class _Reader:
     def __init__(self, documents: StoredDocuments, header: Header, partition: int) -> None:
         self._documents, self._header, self._partition = documents, header, partition
         self._found = dict[int, Found]()
-        self.size = header.count
+        self.size = header.most
 
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """See `Reader.search`."""

@@ -1,6 +1,7 @@
 """Pools in real LangChain vector stores: whole pick sequences of memory, changes, bounds, filters, failures."""
 
 import copy
+import math
 import pickle
 import uuid
 from contextlib import suppress
@@ -16,7 +17,7 @@ from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolE
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.documents import DIALECTS
-from langchain_rcr.index.filters import matches, parse_filter
+from langchain_rcr.index.filters import Compare, matches, parse_filter
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.selection import Options, select
@@ -181,6 +182,21 @@ def test_the_store_itself_filters_by_strings(request, store):
             picks(index, queries, Options(1), parse_filter(spec))
 
 
+@pytest.mark.parametrize("store", DIALECTS)
+def test_fields_and_values_that_a_store_has_no_words_for(request, store):
+    fields = ("gro\u0308\u00dfe", "rcr_key", "$x", "a.b", "a b", "", 'q"')
+    rows = [
+        Row(f"{n}", {"db": "geo", field: "1", "size": 2**70, "share": math.nan}, n) for n, field in enumerate(fields)
+    ]
+    index = filled(STORES[store](request), rows, equal(len(rows), 0.1))
+    assert len(index.rows()) == len(rows)
+    for n, field in enumerate(fields):
+        for where in (Compare(field, "eq", "1"), Compare(field, "in", ("1", "2"))):
+            assert [row.id for row in picks(index, ONES, Options(1), where)[0][0]] == [f"{n}"]
+    with pytest.raises(InputError, match="no example has a field 'levle'"):  # though some are of this database
+        picks(index, ONES, Options(1), parse_filter({"db": "geo", "levle": 1}))
+
+
 def test_what_makes_a_store_takes_the_embeddings_of_pools():
     rows, vectors = drawn(7, 5)
     index = filled(VectorStoreIndex(InMemoryVectorStore), rows, vectors)
@@ -280,12 +296,21 @@ class Killed(BaseException):
     pass
 
 
-def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
+CHANGES = {
+    "add": lambda index, rows, vectors: index.add(rows[4:7], part(vectors, [4, 5, 6])),
+    "replace": lambda index, rows, vectors: index.add(rows[3:5], part(vectors, [3, 4]), replace=["2", "3"]),
+    "delete": lambda index, rows, vectors: index.delete(["2", "3"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch, change):
+    """What a change has left is counted, filtered and listed as it is found, and the next change goes on from it."""
     rows, vectors = drawn(9, 20)
-    index = filled(make(), rows[:2], part(vectors, slice(2)))
-    ask = index.documents.ask
-    for calls in range(12):
-        left = iter(range(calls))
+    index = filled(make(), rows[:4], part(vectors, slice(4)))
+    ask, calls, ended = index.documents.ask, 0, False
+    while not ended:
+        left = iter(range(calls := calls + 1))
 
         def killed(*arguments, left=left, **options):
             if next(left, None) is None:
@@ -294,14 +319,40 @@ def test_a_writer_killed_at_any_call_leaves_its_pool(make, monkeypatch):
 
         monkeypatch.setattr(index.documents, "ask", killed)
         with suppress(Killed):
-            index.add(rows[2 + calls : 3 + calls], part(vectors, [2 + calls]))
+            CHANGES[change](index, rows, vectors)
+            ended = True
         monkeypatch.undo()
         index.bind("f", DIM)
-        assert index.count() >= 2
-        assert index.known(["0", "1"]) == {"0", "1"}
-    before = index.count()
-    index.add(rows[19:], part(vectors, [19]))
-    assert index.count() == before + 1
+        with pytest.raises(CheckpointError):
+            index.bind("g", DIM)
+        there = index.known([row.id for row in rows])
+        assert there >= {"0", "1"}
+        assert (index.count(), {row.id for row in index.rows()}) == (len(there), there)
+        for where in (None, parse_filter({"source": {"$ne": ""}})):
+            assert {row.id for row in picks(index, ONES, Options(9), where)[0][0]} == there
+        lacking = [n for n in range(4) if rows[n].id not in there]
+        index.add([rows[n] for n in lacking], part(vectors, lacking))
+        index.delete([row.id for row in rows[4:]])
+        assert (index.count(), len(index.rows())) == (4, 4)
+    assert calls > 5
+
+
+def test_a_failed_replacement_leaves_what_was_there(make, monkeypatch):
+    rows, vectors = drawn(9, 4)
+    index, queries = filled(make(), rows, vectors), np.eye(3, DIM, dtype=np.float32)
+    before, put = picks(index, queries, Options(4))[0], index.documents.put
+
+    def failing(documents, *arguments):
+        if any("refused" in one.page_content for one in documents):
+            put(documents[:1], arguments[0][:1])
+            raise EngineError("full")
+        put(documents, *arguments)
+
+    monkeypatch.setattr(index.documents, "put", failing)
+    with pytest.raises(EngineError, match="full"):
+        index.add([Row(one, {"source": "refused"}, 0) for one in ("2", "3", "4")], equal(3, 0.1), replace=["2", "3"])
+    assert (index.count(), index.rows()) == (4, rows)
+    assert picks(index, queries, Options(4))[0] == before
 
 
 def test_documents_that_are_no_pool_are_not_taken_for_an_empty_one():
