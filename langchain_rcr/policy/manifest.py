@@ -69,11 +69,11 @@ def verify(folder: Path, *, pool: bool = False) -> None:
 
 def inside(folder: Path, name: str) -> Path:
     """The path of a checkpoint's file; a `CheckpointError` if it is outside the folder or of a kind we don't write."""
-    path, real = folder / name, folder.resolve()
+    path, real = folder / name, folder.resolve()  # a circle of links is no error to realpath, unlike resolve
     # In the hub's cache, a file is a link to one of the repository's blobs.
     roots = [real, real.parents[1] / "blobs"] if real.parent.name == "snapshots" else [real]
     sound = name.isprintable() and len(name.encode()) <= _LONGEST_NAME and _is_ours(path.name)
-    if not sound or not any(map(path.resolve().is_relative_to, roots)):
+    if not sound or not any(map(Path(os.path.realpath(path)).is_relative_to, roots)):
         raise CheckpointError(
             f"{folder} names {name!r:.200}, which is not a file of a checkpoint, or lies outside its folder"
         )

@@ -85,6 +85,22 @@ def linked(name: str) -> Change:
     return change
 
 
+def circular(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        (folder / name).symlink_to(name)
+
+    return change
+
+
+def piped(name: str) -> Change:
+    def change(folder: Path) -> None:
+        (folder / name).unlink()
+        os.mkfifo(folder / name)
+
+    return change
+
+
 CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "package": (over("package:evil"), "fine"),
     "package-folder": (over("package:private"), "Python package 'private' is not installed"),
@@ -102,6 +118,10 @@ CHECKPOINTS: dict[str, tuple[Change, str]] = {
     "link-manifest": (linked("manifest.json"), "names 'manifest.json'"),
     "link-card": (linked("README.md"), "names 'README.md'"),
     "link-pool": (linked("pool.jsonl"), "names 'pool.jsonl'"),
+    "circle": (circular("backbone.json"), "is not a complete checkpoint: backbone.json is missing"),
+    "circle-meta": (circular("tri_encoder.json"), "is not a complete checkpoint: tri_encoder.json is missing"),
+    "pipe-meta": (piped("tri_encoder.json"), "is not a complete checkpoint: tri_encoder.json is missing"),
+    "pipe-manifest": (piped("manifest.json"), "is not a complete checkpoint: manifest.json is missing"),
     "remote-code": (inner(CONFIG, auto_map={"AutoModel": "evil.Model"}), "'auto_map'"),
     "kernel": (inner(CONFIG, attn_implementation="evil/kernel"), "'attn_implementation'"),
     "vocabulary": (inner("backbone/tokenizer_config.json", vocab_file="/etc/passwd"), "'vocab_file'"),
