@@ -59,7 +59,7 @@ _LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
 # In prose they are capitalised, or stand elsewhere.
-_BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
+_BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+|\s`)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
 _PARAGRAPHS = 4
 """How many paragraphs at the end of a text are searched for statements; all before count as one."""
 
@@ -244,7 +244,7 @@ def _statements_in(text: str) -> Iterator[str]:
         for start in starts:
             if start < end:
                 yield from (text[start:end], text[start:end].split(";\n", 1)[0])
-    yield from (text[start:].split("\n", 1)[0] for start in reversed(starts))
+    yield from (text[start:].split("`" if text[:start].endswith("`") else "\n", 1)[0] for start in reversed(starts))
 
 
 def _has_order(tree: Tree) -> bool:

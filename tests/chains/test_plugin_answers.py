@@ -80,6 +80,7 @@ FORMS = [
     f"Sure! Here's the SQL query that you asked for:\n\n{QUERY}\n\nIt selects a.",
     f"I would select the rows so:\n{QUERY}",
     f"The SQL is {QUERY}",
+    f"You can use `{QUERY}`, which selects a.",
     f"SQLQuery: {QUERY}",
     f"SQL Query: {QUERY}",
     f"**SQL:**\n{QUERY}",
