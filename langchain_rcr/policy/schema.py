@@ -15,10 +15,13 @@ _CREATE = re.compile(
 _IDENTIFIER = r'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|\w+'
 _NAME = re.compile(rf"(?:(?:{_IDENTIFIER})\s*\.\s*)*({_IDENTIFIER})")
 _READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
+_AND = re.compile(rf"(?:\s+(?:AS\s+)?(?:{_IDENTIFIER}))?\s*,\s*(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
+"""What is between two tables after the same FROM."""
 _NO_TABLES = re.compile(
     r"'(?:[^']|'')*'|\b(?:EXTRACT|SUBSTRING|TRIM|OVERLAY)\s*\([^()]*?\bFROM\b|\bDISTINCT\s+FROM\b", re.IGNORECASE
 )
 """What looks as if a table followed, but isn't: string literals, FROM inside a function, a comparison."""
+_CALL = re.compile(r"\s*\(")
 _DEFINED = re.compile(rf"({_IDENTIFIER})\s+AS\s*\(", re.IGNORECASE)
 _REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
 _WORD = re.compile(r"[^\W\d_]+")
@@ -99,10 +102,14 @@ def tables_read(schema: str, program: str, budget: int) -> str:
 def _read(program: str) -> set[str]:
     """The tables after FROM and JOIN, in lower case, except functions and those that the program defines (WITH)."""
     program = _NO_TABLES.sub(" ", program)
-    defined = {match[1].strip('"`[]').lower() for match in _DEFINED.finditer(program)}
-    named = (_NAME.match(program, match.end()) for match in _READ.finditer(program))
-    tables = [match for match in named if match and not program[match.end() :].lstrip().startswith("(")]
-    return {match[1].strip('"`[]').lower() for match in tables} - defined
+    tables = set()
+    for begin in _READ.finditer(program):
+        after: re.Match[str] | None = begin
+        while after and (named := _NAME.match(program, after.end())):
+            if not _CALL.match(program, named.end()):
+                tables.add(named[1].strip('"`[]').lower())
+            after = _AND.match(program, named.end())
+    return tables - {match[1].strip('"`[]').lower() for match in _DEFINED.finditer(program)}
 
 
 def words(text: str) -> list[str]:
@@ -137,7 +144,7 @@ def _name(text: str, at: int) -> str:
 def _scores(tables: Sequence[_Table], question: str, programs: Iterable[str]) -> list[float]:
     """How strongly question and programs point to each table."""
     asked = set(words(question))
-    named = {word.lower() for program in programs for word in re.findall(r"\w+", program)}
+    named = {name.lower() for program in programs for name in (*re.findall(r"\w+", program), *_read(program))}
     names = [set(words(table.name)) for table in tables]
     columns = [set(words(table.text)) for table in tables]
     having = Counter(word for own in columns for word in own)

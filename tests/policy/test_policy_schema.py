@@ -45,6 +45,13 @@ def test_tables_are_kept_that_are_spoken_of(question, programs, budget, expected
     assert len(text) <= budget or expected == ["city"]
 
 
+def test_a_name_with_spaces_is_spoken_of_by_a_program():
+    details = 'CREATE TABLE "Order Details" (price REAL);'
+    schema = f"{CITY}\n{details}"
+    for program in ('SELECT 1 FROM x, "order details"', "SELECT 1 FROM [Order Details] AS d"):
+        assert fitted(schema, 90, "", [program]).startswith(details)
+
+
 def test_names_of_the_others_are_given_where_they_fit():
     text = fitted(SCHEMA, len(FRONT) + len(RIVER) + 45, "rivers length title")
     assert text == f"{FRONT}\n{RIVER}\n-- 3 more tables: city, state, crossing"
@@ -96,6 +103,8 @@ def test_a_prompt_shows_what_fits_for_question_and_picks():
         (["SELECT a FROM city WHERE b = 'letters from home, it''s from lake'"], False),
         (["SELECT a FROM ONLY city JOIN LATERAL unnest(b) AS c ON true"], False),
         (["SELECT EXTRACT(YEAR FROM day) FROM lake"], True),
+        (["SELECT a FROM city, lake"], True),
+        (['SELECT a FROM city AS c, "state" s,main.rivers, LATERAL unnest(b) u ORDER BY length, a LIMIT 2, 3'], False),
     ],
 )
 def test_whose_tables_the_examples_read(programs, expected):
@@ -132,6 +141,7 @@ def test_the_tables_that_a_query_reads():
     assert tables_read(LAKES, "SELECT name FROM Lake", 100) == "CREATE TABLE lake (name TEXT);"
     both = "CREATE TABLE lake (name TEXT);\nCREATE TABLE fish (name TEXT, lake TEXT);"
     assert tables_read(LAKES, "SELECT 1 FROM fish JOIN lake ON 1", 100) == both
+    assert tables_read(LAKES, "SELECT 1 FROM fish f, lake AS l WHERE 1", 100) == both
     assert "fish (" not in tables_read(LAKES, "SELECT 1 FROM fish JOIN lake ON 1", 40)
     for nothing in ("SELECT 1", "SELECT a FROM sea"):
         assert tables_read(LAKES, nothing, 100) == ""
