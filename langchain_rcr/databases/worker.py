@@ -20,8 +20,8 @@ from itertools import chain
 from typing import Any
 from urllib.parse import quote
 
-_LONGEST = 1 << 20
-"""The most bytes in a value or a statement in SQLite."""
+_LONGEST = {sqlite3.SQLITE_LIMIT_LENGTH: 1 << 26, sqlite3.SQLITE_LIMIT_SQL_LENGTH: 1 << 20}
+"""The most bytes in a value and in a statement in SQLite; one larger value fails a query that only counts it."""
 _MAY = (sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE)
 _INNOCUOUS, _DIRECTONLY = 0x200000, 0x80000
 """SQLite's flags for harmless functions, and for those that it refuses outside top-level SQL."""
@@ -152,8 +152,8 @@ class SQLite:
             raise DatabaseError(str(error)) from None
         if self._has_other_text:
             connection.text_factory = lambda raw: raw.decode("utf-8", errors="replace")
-        for limit in (sqlite3.SQLITE_LIMIT_LENGTH, sqlite3.SQLITE_LIMIT_SQL_LENGTH):
-            connection.setlimit(limit, _LONGEST)
+        for limit in _LONGEST.items():
+            connection.setlimit(*limit)
 
         def allowed(action: int, first: str | None, second: str | None, *_: Any) -> int:
             if action == sqlite3.SQLITE_FUNCTION:

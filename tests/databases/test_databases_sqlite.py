@@ -324,6 +324,20 @@ def test_too_many_rows_and_too_large_a_value(database):
         run("SELECT zeroblob(100000000)")
 
 
+def test_large_values_of_the_database_are_counted(tmp_path):
+    path = tmp_path / "photos.sqlite"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE photo (name, image)")
+        connection.execute("INSERT INTO photo VALUES ('a', zeroblob(20000000)), ('b', zeroblob(3000000)), ('c', NULL)")
+    connection.close()
+    run = Database(path)
+    assert run("SELECT count(image), count(*) FROM photo WHERE image IS NOT NULL") == [(2, 2)]
+    assert run("SELECT name, substr(image, 1, 1) FROM photo ORDER BY length(image) DESC LIMIT 1") == [("a", b"\0")]
+    assert [len(image) for (image,) in run("SELECT image FROM photo WHERE name = 'b'")] == [3000000]
+    with pytest.raises(ProgramError, match="rows of more than 8388608 bytes"):
+        run("SELECT * FROM photo")
+
+
 MEGABYTE = "hex(zeroblob(500000))"
 
 
