@@ -305,6 +305,18 @@ def test_a_server_of_another_kind_is_told_from_a_bad_answer() -> None:
             llm.generate(prompts_of(30))
 
 
+def test_a_server_that_is_down_behind_a_proxy_loses_no_prompt(tmp_path: Path) -> None:
+    with OpenAIServer(program) as server:
+        with model(server, "chat", tmp_path / "a.sqlite") as llm:
+            llm.generate(prompts_of(5))
+            server.fault_of = lambda request: "html"
+            with pytest.raises(LLMError, match="nor was any of the last 10 prompts answered"):
+                llm.generate(prompts_of(40))
+        server.fault_of = None
+        with model(server, "chat", tmp_path / "a.sqlite") as llm:
+            assert texts(llm.generate(prompts_of(40))) == expected(40)
+
+
 def test_no_server_at_all() -> None:
     with OpenAIServer() as server:
         url = server.base_url

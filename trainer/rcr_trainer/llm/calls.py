@@ -52,6 +52,7 @@ class Calls:
         self._timeout = None if is_local else settings.timeout
         self._not_before = 0.0
         self._malformed, self._well_formed = 0, False
+        self._doubtful: dict[bytes, Answer] = {}  # malformed; kept once the server is seen to answer other prompts
         # Not the global generator: its state belongs to the training run.
         self._jitter = random.Random()  # noqa: S311
 
@@ -59,6 +60,8 @@ class Calls:
         """Wait for running calls, so that what is paid for is kept; then close the client."""
         if self._running:
             await asyncio.wait(self._running)
+        if self._well_formed:
+            await self._book(self._doubtful, None, Use())
         await self._client.close()
 
     async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
@@ -135,24 +138,27 @@ class Calls:
         read = sum(answer.prompt_tokens for answer in answers.values())
         written = sum(answer.completion_tokens for answer in answers.values())
         self._stats.paid += len(answers)
-        self._malformed, self._well_formed = 0, True
-        return await self._book(answers, worst, Use(len(answers), read, written))
+        used, answers = Use(len(answers), read, written), self._doubtful | answers
+        self._malformed, self._well_formed, self._doubtful = 0, True, {}
+        return await self._book(answers, worst, used)
 
     async def _give_up(self, requests: Mapping[bytes, Request], fault: Fault) -> dict[bytes, Answer]:
         """Empty answers, kept so that no resumed run pays for them again.
 
-        Not kept are malformed ones if the server hasn't answered anything properly, as it may be of another kind, and
-        probabilities, which a run can't do without.
+        Not kept are probabilities, which a run can't do without, and malformed answers unless the server answers
+        others properly: it may be of another kind, or a proxy whose server is down.
         """
         answers = dict.fromkeys(requests, Answer(None, fault.reason))
-        if fault.reason == "malformed":
-            self._malformed += 1
-            if self._malformed >= _ALL_MALFORMED:
-                last = f"nor was any of the last {_ALL_MALFORMED} prompts answered"
-                raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
-            if not self._well_formed or any(isinstance(request, Scored) for request in requests.values()):
-                return answers
-        return await self._book(answers, None, Use())
+        if fault.reason != "malformed":
+            return await self._book(answers, None, Use())
+        self._malformed += 1
+        if self._malformed >= _ALL_MALFORMED:
+            self._doubtful = {}
+            last = f"nor was any of the last {_ALL_MALFORMED} prompts answered"
+            raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
+        if not any(isinstance(request, Scored) for request in requests.values()):
+            self._doubtful |= answers
+        return answers
 
     def _counted(self, answer: Answer, request: Request) -> Answer:
         read, written = answer.prompt_tokens, answer.completion_tokens
