@@ -149,13 +149,12 @@ def semantic_parsing_chain(
     elif (fed := with_picks(prompt)) is None:
         advice = "give one with an example_selector, as few_shot_prompt makes it"
         raise InputError(f"prompt has no place for the picks: {advice}")
-    language = parser if isinstance(parser, str) else None
     return SemanticParsingChain(
         llm=model,
         retriever=retriever,
         prompt=fed,
         parse=_parse_function(parser),
-        language=language,
+        language=parser if isinstance(parser, str) else None,
         execute=execute,
         retries=retries,
         drafts=drafts,
@@ -273,7 +272,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
 
     async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
         """The questions with their prompts, made from the picks; those that fail are left out."""
-        given = [(each, {**each.variables, PICKED: _shown(each.picks)}) for each in questions]
+        shown = [[pick.metadata if isinstance(pick, Document) else pick for pick in each.picks] for each in questions]
+        given = [(each, {**each.variables, PICKED: picks}) for each, picks in zip(questions, shown, strict=True)]
         asked = await call(self.prompt, given)
         for question, prompt in asked:
             question.prompt, question.failures = prompt, []
@@ -374,8 +374,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         if self.execute is None or program is None:
             return ParsedProgram(reading.program, reading.tree, (), (answer,), reading.complaint)
         try:
-            several = isinstance(self.execute, Databases)
-            result = self.execute(program, variables) if several else self.execute(program)  # type: ignore[call-arg]
+            result = self.execute(program, variables) if isinstance(self.execute, Databases) else self.execute(program)
             return ParsedProgram(program, reading.tree, (), (answer,), None, result)
         except ProgramError as error:
             return ParsedProgram(None, None, (), (answer,), f"it can't be run: {error}")
@@ -417,10 +416,6 @@ def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
     if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
         raise InputError(f"the retriever must return a list of documents or examples, not {type(picks).__name__}")
     return tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
-
-
-def _shown(picks: Sequence[Any]) -> list[dict[str, Any]]:
-    return [pick.metadata if isinstance(pick, Document) else pick for pick in picks]
 
 
 def _ids(picks: Sequence[Any]) -> list[str | None]:

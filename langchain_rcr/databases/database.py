@@ -15,7 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
@@ -49,7 +49,7 @@ WHERE clock_timestamp() - backend_start > make_interval(secs => age - 1)
 """
 
 
-class Database:
+class Database(AbstractContextManager["Database"]):
     """Runs queries read-only, each within limits.
 
     Each query runs in a separate process, which is kept for the next query, or killed if the query overruns: SQLite
@@ -169,9 +169,6 @@ class Database:
         """End the processes, as does garbage collection of this object. The next query starts one again."""
         while self._idle:
             self._idle.pop().close()
-
-    def __enter__(self) -> Database:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -7,6 +7,7 @@ import string
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ _NAME = re.compile(r"\w[\w.\- ]{0,199}")
 """What a field may hold: a name that can't lead to another folder."""
 
 
-class Databases:
+class Databases(AbstractContextManager["Databases"]):
     """Runs queries on the SQLite file that a question's fields name, in one process per file, as `Database` does.
 
     May be called from any thread. Queries on one database run one after the other. To open another database, the least
@@ -92,9 +93,6 @@ class Databases:
         with self._changed:
             while self._idle:
                 self._idle.popitem()[1].close()
-
-    def __enter__(self) -> Databases:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -70,13 +70,10 @@ def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str]
             left -= size
     kept = [table.text for place, table in enumerate(tables) if place in chosen]
     names = [table.name for place, table in enumerate(tables) if place not in chosen]
-    while names:
-        others = _OTHERS.format(count=len(tables) - len(chosen), names=", ".join(names))
-        if len(others) + 1 <= left:
-            kept.append(others)
-            break
+    count = len(names)
+    while names and len(others := _OTHERS.format(count=count, names=", ".join(names))) >= left:
         names.pop()
-    return "\n".join([*([front] if front else []), *kept])
+    return "\n".join(filter(None, [front, *kept, others if names else ""]))
 
 
 def of_others(schema: str, programs: Sequence[str]) -> bool:
