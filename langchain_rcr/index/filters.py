@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args
 
 from langchain_rcr.errors import InputError
@@ -35,6 +37,15 @@ class Compare:
     key: str
     op: Operator
     value: Any
+
+
+class OneOf(tuple[Any, ...]):
+    """Values of `in` or `nin`, of which there may be as many as examples: looked up, not compared one by one."""
+
+    @cached_property
+    def kinds(self) -> frozenset[tuple[str, Any]]:
+        """Each with its kind."""
+        return frozenset((_kind(one), one) for one in self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +132,8 @@ def holds(op: Operator, field: Any, value: Any) -> bool:
     if op == "contains":
         return isinstance(field, list | tuple) and any(holds("eq", one, value) for one in field)
     if op in ("in", "nin"):
+        if isinstance(value, OneOf) and type(field) in (str, int, float, bool, NoneType):
+            return ((_kind(field), field) in value.kinds) is (op == "in")
         return any(holds("eq", field, one) for one in value) is (op == "in")
     if op in ("eq", "ne"):
         return (_kind(field) == _kind(value) and bool(field == value)) is (op == "eq")
@@ -172,7 +185,7 @@ def _condition(key: str, op: object, operand: Any) -> Filter:
     if name in ("in", "nin"):
         if not isinstance(operand, list | tuple | set | frozenset):
             raise InputError(f"filter: {op} at {key!r} takes a list, not {shown(operand)}")
-        return Compare(key, name, tuple(scalar(key, one) for one in operand))
+        return Compare(key, name, OneOf(scalar(key, one) for one in operand))
     if name == "exists" and not isinstance(operand, bool):
         raise InputError(f"filter: $exists at {key!r} takes true or false, not {shown(operand)}")
     return Compare(key, name, scalar(key, operand))

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.index import filters
 from langchain_rcr.index.filters import (
     AllOf,
     AnyOf,
@@ -94,6 +95,23 @@ def test_filters_are_read(spec, parsed):
 )
 def test_what_passes(spec, passes):
     assert matches(parse_filter(spec), ROW) is passes
+
+
+@pytest.mark.parametrize("field", ["1", 1, 1.0, True, 0, False, None, math.nan, 2**70, 1e23, "", [1], {"1": 1}, (1,)])
+def test_one_of_many_values_is_looked_up(field):
+    values = [*range(5000), "1", 2**70, 10**23, True, None]
+    for op in ("in", "nin"):
+        looked_up, compared = parse_filter({"k": {f"${op}": values}}), Compare("k", op, tuple(values))
+        assert (looked_up, repr(looked_up)) == (compared, repr(compared))
+        assert matches(looked_up, {"k": field}) is matches(compared, {"k": field})
+
+
+def test_many_values_and_many_rows_take_no_quadratic_time(monkeypatch):
+    asked = []
+    monkeypatch.setattr(filters, "_kind", lambda one, real=filters._kind: asked.append(one) or real(one))
+    where = parse_filter({"k": {"$in": [*range(1000, 2000)]}})
+    assert sum(matches(where, {"k": n}) for n in range(1500)) == 500
+    assert len(asked) <= 2500
 
 
 def test_filters_are_joined():

@@ -242,6 +242,16 @@ def test_an_empty_pool_and_a_missing_one(new):
         assert reader.size == 0
 
 
+@pytest.mark.parametrize("op", ["$in", "$nin"])
+def test_a_filter_of_many_values(filled, op):
+    """Compared one by one, they nested deeper than PostgreSQL's stack."""
+    index, *_ = filled(count=20)
+    known = index.rows()[3].example["source"]
+    where = parse_filter({"source": {op: [known, *map(str, range(20_000))]}})
+    with reading(index, where) as reader:
+        assert reader.size == sum(matches(where, row.example) for row in index.rows())
+
+
 def test_a_filter_about_a_field_that_no_example_has(filled):
     index, *_ = filled(count=5)
     condition = parse_filter({"db": "a", "year": {"$gt": 3}})

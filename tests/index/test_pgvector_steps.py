@@ -53,7 +53,7 @@ def asked(monkeypatch):
     texts, fetch = [], Transaction.fetch
 
     async def counted(self, text, parameters=()):
-        if "FROM {table} e" in text:
+        if "WITH RECURSIVE" in text:
             texts.append(text)
         return await fetch(self, text, parameters)
 

@@ -1,4 +1,4 @@
-"""Translates from Python to PostgreSQL: examples to JSONB, metadata filters to JSON paths."""
+"""Translates from Python to PostgreSQL: examples to JSONB, metadata filters to conditions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, No
 _EXACT = 2**53
 """From here on every float is a whole number."""
 
-_SIGNS = {"eq": "==", "ne": "==", "in": "==", "nin": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
+_SIGNS = {"eq": "==", "ne": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
 
 
 def storable(text: str) -> bool:
@@ -40,16 +40,37 @@ def to_json(example: Mapping[str, Any], example_id: str) -> str:
     return json.dumps(plain, ensure_ascii=False)
 
 
-def to_path(condition: Filter) -> str:
-    """A filter as a JSON path predicate that is true or false for an example, never unknown.
+def to_sql(condition: Filter, values: dict[str, Any]) -> str:
+    """A filter as a condition on a row `e`, true or false, never unknown; adds the statement's parameters to `values`.
 
     Raises:
         InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
     """
-    return f"strict {_predicate(condition)}"  # `lax` would look into lists
+    name = f"filter{len(values)}"
+    if not _has_list(condition):
+        values[name] = f"strict {_predicate(condition)}"  # `lax` would look into lists
+        return f"(e.example @@ %({name})s::jsonpath)"
+    if isinstance(condition, AllOf | AnyOf):
+        word = " AND " if isinstance(condition, AllOf) else " OR "
+        return f"({word.join(to_sql(part, values) for part in condition.parts)})"
+    if isinstance(condition, Not):
+        return f"(NOT {to_sql(condition.part, values)})"
+    values[name] = [_literal(one, "a value") for one in condition.value]
+    values[f"{name}key"] = json.loads(_literal(condition.key, f"the field {shown(condition.key)}"))
+    # Not as a JSON path, which compares all values with each row; PostgreSQL hashes those of an array.
+    test = f"coalesce(e.example -> %({name}key)s::text = ANY (%({name})s::text[]::jsonb[]), false)"
+    return f"(NOT {test})" if condition.op == "nin" else test
+
+
+def _has_list(condition: Filter) -> bool:
+    """Whether `in` or `nin` is part of a filter."""
+    if isinstance(condition, AllOf | AnyOf):
+        return any(map(_has_list, condition.parts))
+    return _has_list(condition.part) if isinstance(condition, Not) else condition.op in ("in", "nin")
 
 
 def _predicate(condition: Filter) -> str:
+    """A filter without lists as a JSON path predicate."""
     if isinstance(condition, AllOf | AnyOf):
         word, empty = (" && ", "1 == 1") if isinstance(condition, AllOf) else (" || ", "1 == 0")
         return f"({word.join(map(_predicate, condition.parts)) or empty})"
@@ -58,18 +79,16 @@ def _predicate(condition: Filter) -> str:
     op, value = condition.op, condition.value
     field = f"$.{_literal(condition.key, f'the field {shown(condition.key)}')}"
     if op == "exists":
-        tests = [f"exists({field})"]
+        test = f"exists({field})"
     elif op == "contains":
-        tests = [f"exists({field}[*] ? (@ == {_literal(value, 'a value')}))"]
+        test = f"exists({field}[*] ? (@ == {_literal(value, 'a value')}))"
+    elif op not in ("eq", "ne") and (value is None or isinstance(value, bool)):
+        test = "1 == 0"
     else:
-        values = value if op in ("in", "nin") else [value]
-        tests = [f"{field} {_SIGNS[op]} {_literal(one, 'a value')}" for one in values]
-        if op in ("lt", "lte", "gt", "gte") and (value is None or isinstance(value, bool)):
-            tests = []
-    test = " || ".join(tests) or "1 == 0"
+        test = f"{field} {_SIGNS[op]} {_literal(value, 'a value')}"
     # Unknown if the field is missing or of another type.
     holds = f"(!(({test}) is unknown) && ({test}))"
-    return f"(!{holds})" if op in ("ne", "nin") or (op == "exists" and not value) else holds
+    return f"(!{holds})" if op == "ne" or (op == "exists" and not value) else holds
 
 
 def _literal(value: Any, what: str) -> str:

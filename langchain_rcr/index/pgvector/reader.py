@@ -17,7 +17,7 @@ from langchain_rcr.families.state import State
 from langchain_rcr.index.base import BEST, TIE, Hits, Row
 from langchain_rcr.index.filters import Filter, fields_of, unknown_field
 from langchain_rcr.index.pgvector.database import Transaction
-from langchain_rcr.index.pgvector.jsonb import to_path
+from langchain_rcr.index.pgvector.jsonb import to_sql
 from langchain_rcr.index.ranking import MORE, Near, best_fetched, blocks, log_sums, nothing, slack
 
 _STATES, _LOGITS = 64, 8_000_000
@@ -108,7 +108,8 @@ class PgVectorReader:
     def __init__(self, transaction: Transaction, pool: Pool | None, *, approximate: bool) -> None:
         self._transaction, self._approximate = transaction, approximate
         self._pool = pool or Pool(0, 0, "", 0)
-        self._path: str | None = None
+        self._condition, self._values = "true", dict[str, Any]()
+        """Which examples can be found, and the parameters of this."""
         self._rows, self._vectors = dict[int, Row](), dict[int, FloatArray]()
         """Found so far: rows and E_z (D,), by key."""
         self._told: tuple[State[Any], int] | None = None
@@ -135,9 +136,9 @@ class PgVectorReader:
                 every = "SELECT DISTINCT jsonb_object_keys(example) FROM {table}"
                 raise unknown_field(where, [key for (key,) in await self._transaction.fetch(every)])
         if self._pool.id:
-            self._path = to_path(where)
-            count = "SELECT count(*) FROM {table} WHERE example @@ %s::jsonpath"
-            ((self.size,),) = await self._transaction.fetch(count, [self._path])
+            self._condition = to_sql(where, self._values)
+            count = "SELECT count(*) FROM {table} e WHERE {condition}".replace("{condition}", self._condition)
+            ((self.size,),) = await self._transaction.fetch(count, self._values)
 
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
         """See `Reader.search`; the log partition is exact without an index; with HNSW it covers the best candidates."""
@@ -254,15 +255,13 @@ class PgVectorReader:
         values = ", ".join(f"({n}, %(v{n})s::vector, %(b{n})s::bigint[])" for n in range(len(states)))
         for n, state in enumerate(states):
             parameters |= {f"v{n}": state, f"b{n}": [] if barred is None else barred[n].tolist()}
-        front, condition = f"WITH RECURSIVE state (n, v, barred) AS (VALUES {values})", "true"
-        if self._path is not None:
-            condition, parameters["path"] = "e.example @@ %(path)s::jsonpath", self._path
-            if len(states) > 1:
-                # Evaluate the filter once for all states. It is a value, not a plain condition, which might become a
-                # join and lose the order of an index.
-                front += _ALLOWED.replace("{condition}", condition)
-                condition = "(e.key IN (SELECT key FROM allowed)) IS TRUE"
-        return await self._transaction.fetch(front + text.replace("{condition}", condition), parameters)
+        front, condition = f"WITH RECURSIVE state (n, v, barred) AS (VALUES {values})", self._condition
+        if self._values and len(states) > 1:
+            # Evaluate the filter once for all states. It is a value, not a plain condition, which might become a
+            # join and lose the order of an index.
+            front += _ALLOWED.replace("{condition}", condition)
+            condition = "(e.key IN (SELECT key FROM allowed)) IS TRUE"
+        return await self._transaction.fetch(front + text.replace("{condition}", condition), parameters | self._values)
 
 
 def _ordered(text: str, states: str, *, exact: bool) -> str:
