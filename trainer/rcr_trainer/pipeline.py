@@ -18,6 +18,7 @@ from functools import partial
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.basics.items import readable
 from langchain_rcr.errors import InputError, RCRError
+from langchain_rcr.families.model_files import model_folder
 from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import get_parser
@@ -154,8 +155,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     """Load the split and its task, raising early any `RCRError` that would otherwise stop the run later."""
     # Fail before anything is read or downloaded.
     get_parser(config.program.language)
-    if config.device != "auto":
-        device_of(config)
+    device_of(config)
     split = load_split(config.data, config.seed)
     split.meta.pop(LANGUAGE, None)  # left by another run if data.directory is that run's data
     task = check_task(config, divide(config, split))
@@ -163,6 +163,8 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     say_data(config.data, split, task.spec)
     if config.sft.checkpoint is not None:
         load_start(config, task.pool)
+    elif config.model.pretrained is not None:
+        model_folder(config.model.pretrained)
     asks = bool(learners(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         reward = build_reward(config, task.spec)
