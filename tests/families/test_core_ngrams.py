@@ -145,12 +145,12 @@ def test_digests_tell_vocabularies_apart():
     assert len({v.digest for v in (vocabulary, reordered, louder, NgramVocabulary(vocabulary.idf, 1))}) == 4
 
 
-@pytest.mark.parametrize("text", ["a" * 1_000_000, "( " * 500_000, "word of texas " * 70_000, "\n" * 1_000_000])
-def test_a_megabyte_is_fast(text):
-    vocabulary = NgramVocabulary.fit(ITEMS, 3)
-    began = time.perf_counter()
+@pytest.mark.parametrize("part", ["a", "( ", "word of texas ", "\n"])
+def test_a_megabyte_is_fast(part):
+    vocabulary, text = NgramVocabulary.fit(ITEMS, 3), part * (1_000_000 // len(part))
+    began = time.thread_time()
     bags = vocabulary.bags([Item(text, text)])
-    assert time.perf_counter() - began < 0.5
+    assert time.thread_time() - began < 0.5
     assert len(bags) == 1
 
 
