@@ -230,8 +230,8 @@ def test_the_user_s_own_tables_are_shown_whatever_they_are_called(tmp_path: Path
 def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
     path = tmp_path / "x.sqlite"
     with closing(sqlite3.connect(path)) as database:
-        database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 1_100_000}')")
-    with pytest.raises(InputError, match="the schema can't be read: string or blob too big; write down the tables"):
+        database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 9_000_000}')")
+    with pytest.raises(InputError, match="the schema can't be read: rows of more than 8388608 bytes; write"):
         text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
 
 
