@@ -64,9 +64,9 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     """A JSON object from a checkpoint with the required keys and none twice, or a `CheckpointError`."""
-    if not path.is_file():  # a pipe would be waited for
-        raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
     try:
+        if not path.is_file():  # a pipe would be waited for
+            raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read as JSON: {error}") from None

@@ -104,12 +104,12 @@ def load(
         for name in _FIELDS:
             setattr(model, name, None if meta.get(name) is None else str(meta[name]))
         model.runtime = saved_for
+        if (path / CARD).is_file():
+            model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
     if model.fingerprint() != meta["fingerprint"]:
         raise CheckpointError(
             f"{path}: the weights are not those that tri_encoder.json was written for (files of two checkpoints?)"
         )
-    if (path / CARD).is_file():
-        model.card = inside(path, CARD).read_text(encoding="utf-8", errors="replace")
     return model.eval()
 
 

@@ -63,8 +63,8 @@ def fetched(where: str | os.PathLike[str]) -> Path:
     """
     if not isinstance(where, str) or not where.startswith(PREFIX):
         try:
-            Path(where).exists()
-        except OSError as error:  # too long, or in a folder that can't be read
+            Path(where, "checkpoint").exists()
+        except OSError as error:  # too long, or a folder that can't be read
             raise CheckpointError(f"{str(where)[:200]} can't be opened: {error.strerror}") from None
         return Path(where)
     from huggingface_hub import snapshot_download

@@ -53,9 +53,9 @@ def verify(folder: Path, *, pool: bool = False) -> None:
         file = inside(folder, name)
         if fnmatch(name, _POOL) != pool or (name == _VECTORS and not file.exists()):
             continue
-        if not file.is_file():
-            raise CheckpointError(f"{folder} is not a complete checkpoint: {name} is missing")
         try:
+            if not file.is_file():
+                raise CheckpointError(f"{folder} is not a complete checkpoint: {name} is missing")
             with file.open("rb") as opened:
                 found: dict[str, Any] = {"size": os.fstat(opened.fileno()).st_size}
                 if found["size"] == about["size"]:

@@ -98,7 +98,7 @@ class Lifecycle:
             EngineError: the engine can't be reached.
         """
         check_fields(**fields, source_key=source_key, target_key=target_key)
-        folder = checkpoint_folder(fetched(run_or_checkpoint))
+        folder = fetched(checkpoint_folder(fetched(run_or_checkpoint)))  # again, as a run's may not be readable
         saved = stored_fields(folder)
         fields = cls._reopened(folder, saved["fields"], fields)
         source_key = source_key or saved.get("source_key", "source")

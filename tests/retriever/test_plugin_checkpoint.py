@@ -1,6 +1,9 @@
 """SequentialCompositionalRetriever.from_pretrained: run folders, checkpoint folders, and what is wrong with others."""
 
 import json
+import os
+import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -91,6 +94,26 @@ def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
 def test_a_foreign_folder_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}", encoding="utf-8")
     assert "tri_encoder.json is missing" in _one_line(tmp_path)
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="needs POSIX permissions")
+@pytest.mark.parametrize("closed", ["checkpoint", "checkpoint/query_encoder", "checkpoint/README.md"])
+def test_what_may_not_be_read_is_named(run: Path, closed: str) -> None:
+    root = os.geteuid() == 0
+    with tempfile.TemporaryDirectory() as name:  # others may not look into tmp_path
+        folder = Path(shutil.copytree(run, Path(name) / "run"))
+        Path(name).chmod(0o755)
+        (folder / closed).chmod(0)
+        try:
+            if root:
+                os.seteuid(65534)  # root may read anything
+            for where in (folder, folder / "checkpoint"):
+                with pytest.raises(CheckpointError, match="Permission denied"):
+                    SequentialCompositionalRetriever.from_pretrained(where)
+        finally:
+            if root:
+                os.seteuid(0)
+            (folder / closed).chmod(0o755)
 
 
 def test_a_checkpoint_without_pool_says_what_to_pass(run: Path) -> None:
