@@ -9,10 +9,10 @@ import asyncio
 import logging
 import math
 import random
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
 from rcr_trainer.llm.cache import Answer, AnswerCache, Budget, Stats, Use
 from rcr_trainer.llm.client import Client, Request
@@ -21,7 +21,6 @@ from rcr_trainer.llm.scoring import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
-T = TypeVar("T")
 
 _SCORED_TOGETHER = 32
 """Batches of texts that a local model scores in one call: it groups those of similar length."""
@@ -69,9 +68,7 @@ class Calls:
 
         `advance` is called with the number of new answers as they come.
         """
-        found: dict[bytes, Answer] = {}
-
-        parts = self._parts(requests)
+        found, parts = dict[bytes, Answer](), self._parts(requests)
 
         async def work() -> None:
             for part in parts:  # the iterator is shared by all workers
@@ -108,7 +105,10 @@ class Calls:
         while True:
             attempt += 1
             began = await self._reserve(worst)
-            outcome = await self._to_the_end(self._attempt(requests, worst))
+            task = asyncio.ensure_future(self._attempt(requests, worst))
+            self._running.add(task)
+            task.add_done_callback(self._ended)
+            outcome = await asyncio.shield(task)  # once begun it is paid for, even if the caller is cancelled
             if not isinstance(outcome, Fault):
                 return outcome
             if outcome.reason == "timeout":
@@ -228,13 +228,6 @@ class Calls:
         which = f"attempt {attempt} of {self._settings.attempts}"
         logger.info("%s: %s, %s, next in %.1f s", self._client.name, fault.reason, which, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
-
-    async def _to_the_end(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await work that must finish once begun, since it is paid for, even if its caller is cancelled."""
-        task = asyncio.ensure_future(work)
-        self._running.add(task)
-        task.add_done_callback(self._ended)
-        return await asyncio.shield(task)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
