@@ -38,10 +38,8 @@ _SIGNS: dict[type[ast.AST], str] = {
     **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
 }
 
-_APART = {
-    *("posonlyargs", "vararg", "kwonlyargs", "kw_defaults", "kwarg", "defaults"),
-    *("bases", "decorator_list", "returns", "orelse", "finalbody"),
-}
+_PARAMETERS = ("posonlyargs", "vararg", "kwonlyargs", "kw_defaults", "kwarg", "defaults")
+_APART = {*_PARAMETERS, "bases", "decorator_list", "returns", "orelse", "finalbody"}
 """Fields that follow lists: without their names, what is in them would seem to be in the list."""
 
 # What `unfold` handles: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
@@ -66,10 +64,8 @@ class PythonParser:
                 module = ast.parse(text.strip())
         except (SyntaxError, ValueError, MemoryError, RecursionError):
             return None
-        if not module.body:
-            return None
         program: _Piece = module.body[0] if len(module.body) == 1 else module
-        return unfold(program, _expand)
+        return unfold(program, _expand) if module.body else None
 
 
 def _expand(piece: _Piece) -> tuple[str, Sequence[_Piece]]:
@@ -126,13 +122,10 @@ def _other(node: ast.AST) -> tuple[str, Sequence[_Piece]]:
     below: list[_Piece] = []
     lacks = False
     for name, value in ast.iter_fields(node):
-        part: list[_Piece] = []
-        for item in value if isinstance(value, list) else [value]:
-            if isinstance(item, str):
-                part.append((item, []))
-            elif isinstance(item, ast.AST) and not isinstance(item, ast.expr_context | ast.Load):
-                sign = _SIGNS.get(type(item))
-                part.append(item if sign is None else (sign, []))
+        items = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str | ast.AST)]
+        part: list[_Piece] = [
+            (item, []) if isinstance(item, str) else item for item in items if not isinstance(item, ast.expr_context)
+        ]
         is_named = lacks or (name in _APART and not isinstance(node, ast.IfExp))
         below += [(name, part)] if part and is_named else part
         lacks = lacks or value is None
@@ -140,6 +133,7 @@ def _other(node: ast.AST) -> tuple[str, Sequence[_Piece]]:
 
 
 _RULES: dict[type[ast.AST], Callable[[Any], tuple[str, Sequence[_Piece]]]] = {
+    **dict.fromkeys(_SIGNS, lambda node: (_SIGNS[type(node)], [])),
     ast.Call: _call,
     ast.Attribute: _attribute,
     ast.Name: lambda node: (node.id, []),
