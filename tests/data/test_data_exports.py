@@ -114,6 +114,9 @@ def test_parquet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parquet.write_table(pyarrow.Table.from_pylist([{**rows[0], **odd}]), path)
     (example,), _ = read_examples(path, source_key=keys.source, target_key=keys.target)
     assert example.fields == {"n": 0, "day": "2026-01-31", "price": "1.50", "tags": ["a"]}
+    parquet.write_table(pyarrow.table([["a"], ["b"], ["c"]], names=["q", "q", "s"]), path)
+    with pytest.raises(DataError, match=r"a\.parquet: the field name 'q' occurs more than once"):
+        read_examples(path)
     path.write_bytes(b"PAR1 no")
     with pytest.raises(DataError, match=r"can't read .*a\.parquet: "):
         read_examples(path)

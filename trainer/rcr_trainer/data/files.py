@@ -264,11 +264,17 @@ def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_R
     except ImportError as error:
         raise MissingExtraError("pyarrow", "parquet") from error
     try:
-        batches = ParquetFile(file).iter_batches()
-        rows = (row for batch in batches for row in batch.to_pylist())
+        table = ParquetFile(file)
+        _check_names(table.schema_arrow.names, path)
+        rows = (row for batch in table.iter_batches() for row in batch.to_pylist())
         yield from enumerate(({name: _plain(value) for name, value in row.items()} for row in rows), start=1)
     except ArrowException as error:
         raise DataError(f"can't read {path}: {' '.join(str(error).split())}") from error
+
+
+def _check_names(names: Sequence[str], where: str | Path) -> None:
+    if repeated := sorted(name for name, count in Counter(names).items() if name and count > 1):
+        raise DataError(f"{where}: the field name {repeated[0]!r} occurs more than once")
 
 
 def _plain(value: Any) -> Any:
@@ -299,8 +305,7 @@ def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: st
             where = f"{path}, line {begins}"
             if not header:
                 header = [cell.strip() for cell in cells]
-                if repeated := sorted(name for name, count in Counter(header).items() if name and count > 1):
-                    raise DataError(f"{where}: the field name {repeated[0]!r} occurs more than once")
+                _check_names(header, where)
                 unnamed = [at for at, name in enumerate(header) if not name]
                 named = max((at for at, name in enumerate(header, start=1) if name), default=0)
                 continue
