@@ -179,8 +179,12 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["data", "text2sql", "gone.json", "--out", "folder"], "can't read gone.json"),
         (["trian"], "invalid choice: 'trian'"),
         *(
-            (["run", "tiny.yaml", *dry, "--model.family=embeddings", "--model.base=package:gone"], "pip install gone")
+            (["run", "tiny.yaml", *dry, *names], "pip install gone")
             for dry in ([], ["--dry-run"])
+            for names in (
+                ["--model.family=embeddings", "--model.base=package:gone"],
+                ["--evaluation.embeddings=package:gone"],
+            )
         ),
     ],
 )

@@ -165,6 +165,8 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         load_start(config, task.pool)
     elif config.model.pretrained is not None:
         model_folder(config.model.pretrained)
+    if config.evaluation.embeddings is not None:
+        model_folder(config.evaluation.embeddings)
     asks = bool(learners(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:
         reward = build_reward(config, task.spec)
