@@ -112,13 +112,13 @@ class StructureFamily(Family):
         {"cost": 0.05},
         {"cost": 0.01},
         {"cost": 0.2},
-        {"length_penalty": 0.5},
+        {"length_penalty": 2.0},
         {"fade": 1.0},
         {"label": 3.0},
         {"label": 20.0},
         {"fade": None},
         {"order": "picked"},
-        {"length_penalty": 0.0},
+        {"length_penalty": 0.5},
     )
 
     def build(
