@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager, suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
 from decimal import Decimal
+from functools import partial
 from io import FileIO
 from pathlib import Path
 from typing import IO, Any, cast
@@ -109,6 +110,12 @@ class Database(AbstractContextManager["Database"]):
         self._overruns: list[tuple[int, float]] = []
         self._idle: deque[_Process] = deque()
         self._idle.append(self._process())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A copy has its own processes.
+        limits = {name: self._settings[name] for name in ("timeout_s", "max_rows", "max_bytes", "max_memory")}
+        limits |= {"max_processes": self._max_processes, "patience_s": self._patience_s}
+        return partial(Database, **limits), (self._settings["database"],)
 
     def __call__(self, program: str) -> list[tuple[Any, ...]]:
         """The rows of a query.

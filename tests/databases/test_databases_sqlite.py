@@ -1,6 +1,8 @@
 """SQLite is read, quickly, and not much of it: what a program may not do to the database."""
 
+import copy
 import math
+import pickle
 import sqlite3
 import subprocess
 import sys
@@ -23,6 +25,16 @@ from langchain_rcr.errors import InputError
 @pytest.fixture
 def database(tmp_path):
     return city_database(tmp_path)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda run: pickle.loads(pickle.dumps(run))])
+def test_a_copy_has_processes_and_limits_of_its_own(database, copied):
+    with Database(database, max_rows=2, max_processes=3) as run, copied(run) as other:
+        run.close()
+        assert other("SELECT count(*) FROM city") == [(3,)]
+        with pytest.raises(ProgramError, match="more than 2 rows"):
+            other("SELECT * FROM city")
+        assert other._max_processes == 3
 
 
 @pytest.mark.parametrize(
