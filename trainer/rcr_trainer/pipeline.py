@@ -108,27 +108,29 @@ def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> t
 
     The line is missing for a fresh run. Nothing is written.
     """
+    there, done, lines = None, list[str](), list[str]()
     try:
         check_free(config.folder)
         there = Run.found(config.folder, config, resume=resume, overwrite=overwrite)
-        if there is None:
-            cleared = [f"{config.folder}: the run there would be cleared"]
-            return load_checked(config)[1], cleared if (config.folder / "run.json").exists() else []
-        check_files(there)
-        if there.done("data") and not resume:
-            _check_unchanged(there)
-        done = [name for name in _wanted(config, until) if _is_done(there, name)]
+        if there is not None:
+            check_files(there)
+            if there.done("data") and not resume:
+                _check_unchanged(there)
+            done = [name for name in _wanted(config, until) if _is_done(there, name)]
+        elif (config.folder / "run.json").exists():
+            lines = [f"{config.folder}: the run there would be cleared"]
     except RCRError as error:
-        return load_checked(config)[1], [f"the run would be refused: {error}"]
+        there, lines = None, [f"the run would be refused: {error}"]
+    if there is None:
+        return load_checked(config)[1], lines
     left = [
         f"{name} from its last saved round" if (there.state / name).is_dir() else name
         for name in _wanted(config, until)
         if name not in done
     ]
     task = divide(config, read_split(there.data)) if "data" in done else load_checked(config)[1]
-    return task, [
-        f"{config.folder}: done before: {', '.join(done) or 'nothing'}; to do: {', '.join(left) or 'nothing'}"
-    ]
+    said = f"done before: {', '.join(done) or 'nothing'}; to do: {', '.join(left) or 'nothing'}"
+    return task, [f"{config.folder}: {said}"]
 
 
 def _wanted(config: Settings, until: str) -> list[str]:
