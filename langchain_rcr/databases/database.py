@@ -59,7 +59,7 @@ class Database(AbstractContextManager["Database"]):
 
     PostgreSQL's server can't interrupt every function either. A query that it still computes counts towards
     `max_processes` until it ends; if these use up all places, further queries are refused. Give PostgreSQL a role that
-    may only SELECT: a query can call any function that the role may.
+    may only SELECT: a query can call any function that the role may. A pickle holds the address, password included.
 
     Args:
         database: `postgresql://…`, or the path of a SQLite file; see `address_of`.
@@ -113,9 +113,9 @@ class Database(AbstractContextManager["Database"]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy has its own processes.
-        limits = {name: self._settings[name] for name in ("timeout_s", "max_rows", "max_bytes", "max_memory")}
-        limits |= {"max_processes": self._max_processes, "patience_s": self._patience_s}
-        return partial(Database, **limits), (self._settings["database"],)
+        settings = {**self._settings, "max_processes": self._max_processes, "patience_s": self._patience_s}
+        limits = {name: value for name, value in settings.items() if name not in ("database", "postgres", "packages")}
+        return partial(Database, **limits), (settings["database"],)
 
     def __call__(self, program: str) -> list[tuple[Any, ...]]:
         """The rows of a query.

@@ -3,6 +3,7 @@
 import datetime
 import math
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -184,6 +185,10 @@ class TestPostgreSQL:
         with open_database(postgres_url, timeout_s=30) as database:
             assert [row[2] for row in database(slow)] == list(range(1, 251))
             assert database("SELECT repeat('x', 1000000) FROM generate_series(1, 4)") == [("x" * 1_000_000,)] * 4
+
+    def test_a_copy_has_processes_of_its_own(self, run):
+        with pickle.loads(pickle.dumps(run)) as other:
+            assert other("SELECT 1") == [(1,)]
 
     def test_advisory_locks_are_released(self, run, postgres_url):
         psycopg = pytest.importorskip("psycopg")
