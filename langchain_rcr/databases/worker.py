@@ -194,7 +194,11 @@ class PostgreSQL:
     def __init__(self, url: str, timeout: float) -> None:
         import psycopg
 
+        from psycopg.types import datetime as times
+
         self._psycopg: Any = psycopg
+        for name in ("Date", "Time", "Timetz", "Timestamp", "Timestamptz", "Interval"):
+            psycopg.adapters.register_loader(name.lower(), or_text(getattr(times, f"{name}Loader")))
         self._url, self._timeout = url, timeout
         try:
             self._given: dict[str, Any] = psycopg.conninfo.conninfo_to_dict(url)
@@ -258,6 +262,19 @@ class PostgreSQL:
     @property
     def _overrun(self) -> str:
         return f"longer than {self._timeout:g} s"
+
+
+def or_text(loader: Any) -> Any:
+    """A loader of psycopg's that gives values that Python can't hold, such as the date "infinity", as text."""
+
+    class OrText(loader):
+        def load(self, data: Any) -> Any:
+            try:
+                return super().load(data)
+            except Exception:
+                return str(bytes(data), "utf-8")
+
+    return OrText
 
 
 class Text(bytes):

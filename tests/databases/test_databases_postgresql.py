@@ -162,6 +162,12 @@ class TestPostgreSQL:
         assert math.isnan(row[7])
         assert row[8] == "::1"
 
+    def test_dates_and_times_that_python_lacks_are_text(self, run):
+        query = "SELECT date 'infinity', timestamp '-infinity', timestamptz 'infinity', date '0044-03-15 BC', "
+        query += "time '24:00', interval '178000000 years', array[date 'infinity', date '2020-02-01']"
+        values = ("infinity", "-infinity", "infinity", "0044-03-15 BC", "24:00:00", "178000000 years")
+        assert run(query) == [(*values, ["infinity", datetime.date(2020, 2, 1)])]
+
     @pytest.mark.slow
     def test_rows_of_gigabytes_and_time_limits_that_a_query_lifts(self, run, postgres_url):
         programs = [
