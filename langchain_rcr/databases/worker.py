@@ -193,7 +193,6 @@ class PostgreSQL:
 
     def __init__(self, url: str, timeout: float) -> None:
         import psycopg
-
         from psycopg.types import datetime as times
 
         self._psycopg: Any = psycopg
@@ -267,7 +266,7 @@ class PostgreSQL:
 def or_text(loader: Any) -> Any:
     """A loader of psycopg's that gives values that Python can't hold, such as the date "infinity", as text."""
 
-    class OrText(loader):
+    class OrText(loader):  # type: ignore[misc]
         def load(self, data: Any) -> Any:
             try:
                 return super().load(data)
