@@ -68,6 +68,15 @@ def test_statuses_that_pass(status: int) -> None:
     assert fault.wait == (7.0 if status in (429, 503) else None)
 
 
+TOO_LONG = [
+    (400, "request (9214 tokens) exceeds the available context size (8192 tokens), try increasing it"),  # llama.cpp
+    (500, "the request exceeds the available context size. try increasing the context size"),  # as it said earlier
+    (400, "The decoder prompt (length 5000) is longer than the maximum model length of 4096."),  # vLLM
+    (422, "`inputs` tokens + `max_new_tokens` must be <= 2048. Given: 3000 `inputs` tokens"),  # TGI
+    (400, "The input token count (1200000) exceeds the maximum number of tokens allowed"),  # Gemini
+]
+
+
 @pytest.mark.parametrize(
     ("error", "kind", "advice"),
     [
@@ -79,6 +88,8 @@ def test_statuses_that_pass(status: int) -> None:
         (StatusError(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
         (StatusError(400, body={"code": "context_length_exceeded"}), TooLongError, "fewer or shorter examples"),
         (StatusError(400, "This model's maximum context length is 9"), TooLongError, "fewer or shorter examples"),
+        *((StatusError(*said), TooLongError, "fewer or shorter examples") for said in TOO_LONG),
+        (StatusError(500, "Only no echo is supported"), RequestError, "refuses the request with status 500"),
         (StatusError(400, "Unsupported parameter: stop"), RequestError, "Unsupported parameter: stop"),
         (StatusError(422), RequestError, "422"),
     ],
@@ -95,6 +106,11 @@ def test_a_filtered_prompt_is_a_refusal() -> None:
     for body in ({"code": "content_filter"}, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}):
         fault = diagnose(StatusError(400, body=body))
         assert (fault.kind, fault.reason) == ("unusable", "refused")
+    for said in (  # LiteLLM's codes are statuses
+        "litellm.BadRequestError: litellm.ContentPolicyViolationError: AzureException - The response was filtered",
+        f"{'a proxy names itself at length; ' * 20} Output blocked by content filtering policy",
+    ):
+        assert diagnose(StatusError(400, said, {"code": "400"})).reason == "refused"
 
 
 class APIConnectionError(Exception):

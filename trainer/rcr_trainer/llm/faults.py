@@ -6,6 +6,7 @@ Each message is one line that says what to do; none holds a key.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -90,8 +91,15 @@ _STOPS: dict[int | str, tuple[type[LLMError], str]] = {
 """What another attempt can't fix, by status or other sign: the error, and what to do about it."""
 
 _NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
-_FILTERED = {"content_filter", "content_policy_violation", "invalid_prompt", "responsibleaipolicyviolation"}
-_TOO_LONG = ("context_length_exceeded", "maximum context length", "prompt is too long", "context window")
+# Codes and words of OpenAI, Azure, Anthropic and LiteLLM; of these, vLLM, llama.cpp (which says 500 to what it doesn't
+# support), TGI and Gemini.
+_FILTERED = re.compile(
+    "content.?(filter|policy.?violation|management policy)|invalid_prompt|responsibleaipolicyviolation"
+)
+_TOO_LONG = re.compile(
+    "context.?(length|size|window)|(prompt|input) is too long|maximum model length|input token count|"
+    "tokens` must be <=|must have less than"
+)
 _TRANSIENT = {408, 409, 425, 429}
 # By class name, so that the client needn't be imported.
 _TIMEOUTS = {"TimeoutError", "APITimeoutError"}
@@ -117,7 +125,7 @@ class Diagnosis:
     def __call__(self, error: Exception) -> Fault:
         """What to do about an exception that the model raised."""
         if isinstance(error, RCRError):
-            return Fault("stop", "error", error)
+            return Fault("stop", "error", error, charged=isinstance(error, UnscoredError))
         # openai 2 wraps whatever its HTTP client raises in a connection error.
         error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
         said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
@@ -140,18 +148,19 @@ class Diagnosis:
 
     def _by_status(self, error: Exception, status: int, said: str) -> Fault:
         codes, headers = _codes(error), getattr(getattr(error, "response", None), "headers", {})
-        if not codes.isdisjoint(_FILTERED):
+        told = " ".join([*codes, str(getattr(error, "message", None) or error)]).lower()
+        if status < 500 and _FILTERED.search(told):
             return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
         which: int | str = status if status in _STOPS else "other"
         if status == 402 or not codes.isdisjoint(_NO_MONEY):
             which = "no_money"
-        elif status in _TRANSIENT or status >= 500:
+        elif which == "other" and status != 429 and _TOO_LONG.search(told):
+            which = "too_long"
+        elif status in _TRANSIENT or (status >= 500 and not (status < 502 and "supported" in told)):
             wait = retry_after(headers) if status in (429, 503) else None
             return self._again(str(status), f"status {status}: {said}", wait=wait)
         elif status < 400:
             which = "redirect"
-        elif which == "other" and any(sign in said.lower() or sign in codes for sign in _TOO_LONG):
-            which = "too_long"
         kind, advice = _STOPS[which]
         place = _shown(headers.get("location", "another address").split("?")[0])
         advice = advice.format(place=place, status=status)
