@@ -81,6 +81,58 @@ def test_a_scored_text_ends_before_what_the_server_writes(first: str) -> None:
         assert (sent["prompt"], sent["echo"], sent["logprobs"]) == ("Source: a\nTarget: b\n", True, 1)
 
 
+BOTH = [
+    ("Source: größe?\nTarget:", " ( 'Ω 🙂' )\n", ["Source", ":", " gr", "ö", "ße", "?", "\n", "Target", ":"]),
+    (
+        "问题：有几条河？\n答案：",
+        "河流 ( 全部 )\n",
+        ["问题", "：", *"\ufffd\ufffd\ufffd有几条河", "？", "\n", "答案", "\ufffd\ufffd"],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "program", "before", "tokens"),
+    [
+        # As vLLM shows bytes of GPT-2's tokens: " 'Ω" and "🙂" in parts.
+        (*BOTH[0], [" (", " '", "\ufffd", "\ufffd", " \ufffd", "\ufffd", "\ufffd", "'", " )", "\n"]),
+        # As it shows Llama 2's, without the blank that begins a word.
+        (
+            "Source: how many\nTarget:",
+            " count ( all )\n",
+            ["<s>", "Source", ":", "how", "many", "\n", "Target", ":"],
+            ["count", "(", "all", ")", "\n"],
+        ),
+        (*BOTH[1], ["河", "\ufffd", "\ufffd", " (", " \ufffd\ufffd", "\ufffd", "部", " )", "\n"]),
+    ],
+)
+def test_tokens_that_show_parts_of_characters_or_no_blanks(
+    prompt: str, program: str, before: list[str], tokens: list[str]
+) -> None:
+    def echo(text: str) -> dict[str, Any]:
+        shown = [*before, *tokens, "\n"]
+        offsets = [len("".join(shown[:at])) for at in range(len(shown))]
+        values = [None, *[-100.0] * (len(before) - 1), *(-(2.0**-at) for at in range(len(tokens))), -100.0]
+        return {"tokens": shown, "text_offset": offsets, "token_logprobs": values}
+
+    with OpenAIServer(echo=echo) as server, model(server, "completion") as llm:
+        assert llm.log_likelihoods([prompt], [program]) == [sum(-(2.0**-at) for at in range(len(tokens)))]
+
+
+def test_what_a_server_that_cannot_score_wrote_is_booked() -> None:
+    with OpenAIServer() as server, model(server, "completion") as llm:
+        with pytest.raises(UnscoredError):
+            llm.log_likelihoods(["a"], [" b\n"])
+        assert llm.spent.calls == len(server.requests) == 2
+
+
+def test_llama_cpp_refuses_echo_with_status_500() -> None:
+    with OpenAIServer(grammar=written) as server, model(server, "completion") as llm:
+        server.fail("500:Only no echo is supported")
+        assert llm.log_likelihoods(["a"], [" b\n"]) == [-0.5]
+        assert [request.body.get("echo") for request in server.requests] == [True, None]
+
+
 def written(text: str, size: int = 3, value: float | None = -0.5) -> dict[str, Any]:
     """`logprobs` as llama.cpp writes them, of a text in tokens of some bytes; then the end of the answer."""
     raw = text.encode()

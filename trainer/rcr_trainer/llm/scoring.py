@@ -9,11 +9,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from rcr_trainer.llm.faults import MalformedResponseError, UnscoredError
+
+_NO_ASCII = re.compile(r"[^!-~]*")
+"""Blanks and other scripts, of which tokens may show too little."""
 
 
 class Scorer(Protocol):
@@ -63,18 +67,31 @@ def _ask_for_echo(request: Scored) -> dict[str, Any]:
 def _read_echo(response: Mapping[str, Any], request: Scored) -> float:
     choice = response["choices"][0]
     text, given = choice.get("text") or "", choice.get("logprobs") or {}
-    tokens, offsets, values = (given.get(name) or [] for name in ("tokens", "text_offset", "token_logprobs"))
+    tokens, values = (given.get(name) or [] for name in ("tokens", "token_logprobs"))
     if not text.startswith(str(request)) or len(tokens) < 2:
         raise UnscoredError(f"{response.get('model')!r} can't score: its server ignores echo")
-    # vLLM counts the token that begins every text, though it isn't in the text it returns.
-    before = 0 if text.startswith(tokens[0]) else len(tokens[0])
-    start, end = len(request.prompt) + before, len(str(request)) + before
-    spans = zip(tokens, values, offsets, strict=True)
-    inside = [(token, value) for token, value, at in spans if at < end and at + len(token) > start]
-    shown = "".join("".join(token for token, _ in inside).split())
-    if not shown.endswith("".join(request.continuation.split())):
-        raise MalformedResponseError(f"its tokens end with {shown[-40:]!r}, not with the text that was sent")
-    return _sum(value for _, value in inside)
+    first, last = len(request.prompt), len(str(request))
+    spans = list(zip(values, _spans(str(request), tokens), strict=True))
+    if spans[-1][1][1] < last:
+        raise MalformedResponseError(f"its tokens {tokens[-8:]!r:.200} don't end with the text that was sent")
+    return _sum(value for value, (start, end) in spans if start < last and (start >= first or end > first))
+
+
+def _spans(text: str, tokens: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Where the tokens of a text, and what a server adds before and after it, begin and end.
+
+    Servers' own offsets drift: a token shown alone may be part of a character ("\ufffd"), or lack its first blank.
+    """
+    at = 0
+    for token in tokens:
+        start = at
+        if text.startswith(token, at):
+            at += len(token)
+        elif known := token.strip("\ufffd \t\r\n"):
+            unsure = _NO_ASCII.match(text, at)
+            found = text.find(known, at, (unsure.end() if unsure else at) + len(known))
+            at = at if found < 0 else found + len(known)
+        yield start, at
 
 
 def _ask_for_grammar(request: Scored) -> dict[str, Any]:
