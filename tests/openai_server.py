@@ -114,7 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
     def do_POST(self) -> None:
         owner = self.owner
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        chat = self.path.endswith("/chat/completions")
+        chat = self.path.partition("?")[0].endswith("/chat/completions")
         prompt = body["messages"][-1]["content"] if chat else body["prompt"]
         prompt = prompt[0] if isinstance(prompt, list) else prompt
         headers = [self.headers.get(name, "") for name in ("Authorization", "Accept-Encoding")]

@@ -246,6 +246,31 @@ def test_token_counts_that_cannot_be_true_are_estimated_and_booked(kind: str, tm
         assert count <= llm.spent.completion_tokens <= most
 
 
+def test_what_a_model_thinks_is_booked_though_only_the_total_counts_it() -> None:
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        server.fail(
+            'usage:{"prompt_tokens": 32, "completion_tokens": 9, "total_tokens": 135}',  # xAI
+            'usage:{"prompt_tokens": 21, "total_tokens": 81}',  # Gemini, of a model that only thought
+        )
+        llm.generate(prompts_of(2))
+        assert (llm.spent.prompt_tokens, llm.spent.completion_tokens) == (53, 103 + 60)
+
+
+def test_an_answer_without_counts_is_estimated_by_its_own_bytes() -> None:
+    with OpenAIServer(lambda prompt: "größe ( all )") as server, model(server, "chat") as llm:
+        server.fail("no_usage")
+        llm.generate(prompts_of(1))
+        assert llm.spent.completion_tokens == len("größe ( all )".encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_an_address_asks_for_goes_behind_the_path(kind: str) -> None:
+    with OpenAIServer(program) as server:
+        with model(server, kind, base_url=f"{server.base_url}?api-version=2024-10-21&key=ab") as llm:
+            llm.generate(prompts_of(1))
+        assert server.requests[0].path.endswith("completions?api-version=2024-10-21&key=ab")
+
+
 def test_one_count_that_is_told_counts() -> None:
     with OpenAIServer(program) as server, model(server, "chat") as llm:
         server.fail('usage:{"prompt_tokens": 77, "completion_tokens": null}')

@@ -168,7 +168,7 @@ class Calls:
         if read < 0:
             read = self._client.count_tokens(str(request))
         if written <= 0:
-            written = 1 if isinstance(request, Scored) else self._client.count_tokens(answer.text or "")
+            written = 1 if isinstance(request, Scored) else self._client.count(answer.text or "")
         return replace(answer, prompt_tokens=read, completion_tokens=written)
 
     async def _reserve(self, worst: Use) -> float:

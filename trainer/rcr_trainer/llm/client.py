@@ -12,7 +12,7 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
 from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
@@ -26,7 +26,7 @@ from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
 from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
 from rcr_trainer.llm.scoring import WAYS, Scored
-from rcr_trainer.llm.settings import LLMSettings
+from rcr_trainer.llm.settings import ONE_ANSWER, LLMSettings
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
@@ -63,6 +63,7 @@ class Client:
         http: the HTTP client of a langchain-openai model, to be closed at the end.
 
     Attributes:
+        count: the tokens of a text by itself.
         longest: most tokens of an answer.
         scoring: how a server is asked for a text's probability.
     """
@@ -89,7 +90,7 @@ class Client:
         self.batch_size = settings.batch_size if settings.kind == "local" else 1
         self.longest = settings.max_tokens
         self.exact_tokens = count_tokens is not None
-        self._count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
+        self.count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
         self.name = name or type(model).__name__
         self.diagnose = Diagnosis(self.name, place, openai=http is not None)
         self.scoring = WAYS[0]
@@ -150,7 +151,7 @@ class Client:
         messages = len(turns) if self._is_chat else 0
         if system:
             messages, turns = messages + 1, (system, *turns)
-        return sum(map(self._count, turns)) + _MESSAGE_TOKENS * messages
+        return sum(map(self.count, turns)) + _MESSAGE_TOKENS * messages
 
     async def close(self) -> None:
         """Close the connections that were opened for this object."""
@@ -271,17 +272,20 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
     key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
     remember_key(key)
     remember([address, settings.extra_body])
-    is_openais_own = urlsplit(address).hostname == urlsplit(_OPENAI).hostname
+    parts = urlsplit(address)
+    is_openais_own = parts.hostname == urlsplit(_OPENAI).hostname
     if not key and is_openais_own:
         raise ConfigError(
             f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
             "a server of your own"
         )
     http = _checking_client(settings.timeout, os.environ.get("OPENAI_PROXY"))
-    body = dict(settings.extra_body)
+    # Sent as null, a limit would be none.
+    body = {name: value for name, value in settings.extra_body.items() if value is not None or name not in ONE_ANSWER}
     options: dict[str, Any] = {
         "model": settings.model,
-        "base_url": address,
+        "base_url": parts._replace(query="").geturl(),
+        "default_query": dict(parse_qsl(parts.query)) or None,
         "api_key": key or "none",  # other servers accept any, but the client insists on one
         "timeout": settings.timeout,
         "max_retries": 0,
@@ -294,8 +298,9 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
         # Its own default temperature would be 0.7.
         own = {"async_client": _Completions(model.async_client), "temperature": settings.temperature}
         return model.model_copy(update=own), http
-    # ChatOpenAI renames it max_completion_tokens; other servers ignore that and write without end.
-    (options if is_openais_own else body).setdefault("max_tokens", settings.max_tokens)
+    # ChatOpenAI renames it max_completion_tokens; most other servers ignore that and write without end.
+    if is_openais_own or "max_completion_tokens" not in body:
+        (options if is_openais_own else body).setdefault("max_tokens", settings.max_tokens)
     options |= {"temperature": settings.temperature, "extra_body": body or None}
     return ChatOpenAI(**options, use_responses_api=False), http
 
@@ -374,6 +379,9 @@ def completed(content: bytes) -> bytes:
     for choice in choices:
         if "message" not in choice:
             choice["text"] = choice.get("text") or ""
-    counts = {name: _token_count(usage.get(name)) for name in _COUNTS} if isinstance(usage, dict) else {}
-    body["usage"] = {name: count for name, count in counts.items() if count >= 0}
+    told = usage if isinstance(usage, dict) else {}
+    read, written, total = (_token_count(told.get(name)) for name in (*_COUNTS, "total_tokens"))
+    if read >= 0:  # xAI and Gemini count what a model thinks, and charge for, in the total alone
+        written = max(written, total - read)
+    body["usage"] = {name: count for name, count in zip(_COUNTS, (read, written), strict=True) if count >= 0}
     return json.dumps(body).encode()

@@ -14,7 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from langchain_rcr.basics.section import Section, contradiction
 
-_ONE_ANSWER = ("max_tokens", "max_completion_tokens", "n", "best_of", "stream")
+ONE_ANSWER = ("max_tokens", "max_completion_tokens", "n_predict", "n", "best_of", "stream")
 """Server parameters that ask for longer answers, more of them, or an answer in parts."""
 
 
@@ -123,8 +123,8 @@ class LLMSettings(Section, use_attribute_docstrings=True):
             raise contradiction("llm.base_url", self.base_url, "llm.kind", "local", "set kind: completion")
         if (self.price_prompt is None) != (self.price_completion is None):
             raise ValueError("llm.price_prompt and llm.price_completion: give both or neither")
-        for name in _ONE_ANSWER:
-            value, most = self.extra_body.get(name), self.max_tokens if "tokens" in name else name != "stream"
+        for name in ONE_ANSWER:
+            value, most = self.extra_body.get(name), {"n": 1, "best_of": 1, "stream": 0}.get(name, self.max_tokens)
             if value is not None and not (isinstance(value, int) and 0 <= value <= most):
                 advice = "a call is for one whole answer of at most llm.max_tokens, by which budgets reckon"
                 raise ValueError(f"llm.extra_body: leave out {name}: {advice}")
