@@ -2,7 +2,7 @@
 
 The embeddings are those of a pretrained model, centred and projected onto their principal components. Frequent tokens
 count less (Arora, Liang and Ma, 2017); frequencies follow from Zipf's law, since a tokenizer's vocabulary is roughly in
-order of frequency. For the cost in answers see docs/results.md ("Static vectors").
+order of frequency. For the cost in answers see docs/trials.md ("Static vectors").
 """
 
 from __future__ import annotations
