@@ -12,7 +12,6 @@ from itertools import compress, product
 from typing import Any, TypeAlias
 
 import numpy as np
-from scipy import sparse
 
 from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.progress import track
@@ -22,7 +21,6 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline, Exclude
 from rcr_trainer.data import Example, shared
-from rcr_trainer.data.coverage import PoolStructures, recall
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.metrics import paired_intervals
 from rcr_trainer.evaluation.report import (
@@ -89,16 +87,16 @@ def evaluate(
     """
     task = _Task(pool, queries, spec, checked_exclude(exclude, len(queries), len(pool), k))
     scores: dict[str, SelectorScores] = {}
-    positions: dict[str, np.ndarray] = {}
     rates: dict[str, Rates] = {}
     for name, selector in track(list(selectors.items()), "comparing selectors"):
-        scores[name], positions[name], rates[name] = task.measure(name, selector, k)
+        scores[name], rates[name] = task.measure(name, selector, k)
     task.time_all(selectors, k, scores)
-    _put_intervals(scores, rates, task.programs, [query.home for query in task.queries])
+    programs = [each.program for each in task.picks]
+    _put_intervals(scores, rates, programs, [each.home for each in task.picks])
     report = EvaluationReport(
         k=k,
         n=len(task.queries),
-        programs=len(set(task.programs)),
+        programs=len(set(programs)),
         selectors=scores,
         pool_size=len(pool),
         skipped_queries=len(queries) - len(task.queries),
@@ -107,13 +105,12 @@ def evaluate(
     )
     report.repeated = len(shared(task.queries, pool)[0]) if report.part == "test" else 0
     report.advice = advise(report)
-    picks = task.picks(scores, positions)
-    keep(report, picks)
+    keep(report, task.picks)
     if answerer is not None:
         report = deepcopy(report)  # `keep` has the first one
-        answerer.answer_all(report, picks, spec)
+        answerer.answer_all(report, task.picks, spec)
         report.advice = advise(report)
-        keep(report, picks)
+        keep(report, task.picks)
     return report
 
 
@@ -130,68 +127,54 @@ def _put_intervals(
 
 
 class _Task:
-    """The B queries that count, and what scores picks from the pool of N; S structures."""
+    """The B queries that count, and what selectors pick for them from the pool, without answers yet (`picks`)."""
 
     def __init__(
         self, pool: Sequence[Example], queries: Sequence[Example], spec: ProgramSpec, excluded: list[np.ndarray]
     ) -> None:
-        structures = PoolStructures(spec, [example.target for example in [*pool, *queries]])
-        self.names = structures.names
-        self.pool, needed = structures.matrix[: len(pool)], structures.matrix[len(pool) :]
-        kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
+        self.pool, self.structures = pool, (structures := cache(spec.structures))
+        kept = [i for i, query in enumerate(queries) if structures(query.target)]
         if not kept:
             raise InputError(f"none of the {len(queries)} queries has a gold program that parses")
-        self.examples, self.queries = pool, [queries[i] for i in kept]
-        self.programs = [spec.key(query.target) for query in self.queries]
-        self.excluded = [excluded[i] for i in kept]
-        self.gold = needed[kept]  # (B, S)
-        self.lengths = np.array([len(example.source) + len(example.target) for example in pool])
+        self.queries, self.excluded = [queries[i] for i in kept], [excluded[i] for i in kept]
+        self.picks = [
+            Question(q.id, q.source, q.target, spec.key(q.target), sorted(structures(q.target)), {}, q.fields, q.home)
+            for q in self.queries
+        ]
 
-    def measure(self, name: str, selector: PickFunction | Baseline, k: int) -> tuple[SelectorScores, np.ndarray, Rates]:
-        """A selector's figures, the picks that it shows (B, k), and what these cover."""
+    def measure(self, name: str, selector: PickFunction | Baseline, k: int) -> tuple[SelectorScores, Rates]:
+        """Keep the picks that a selector shows; returns its figures, and what they cover."""
         kind: Kind = "trained"
-        picks = self.pick(selector, slice(None), k)
-        # The figures of a selector that repeats picks or picks what is excluded would mean something else.
-        for query, own, barred in zip(self.queries, picks, self.excluded, strict=True):
-            sound = np.setdiff1d(own, barred)
-            if len(sound) != k or sound[0] < 0 or sound[-1] >= self.pool.shape[0]:
-                raise InputError(
-                    f"selector {name} picked {own.tolist()} for {query.source!r:.80}, not {k} positions of "
-                    f"{self.pool.shape[0]}, each once and none of those excluded"
-                )
+        shown = k
         if isinstance(selector, Baseline):
             kind = "oracle" if selector.oracle else "plain"
-            picks = picks[:, : k if selector.shows else 0]
-        covered = recall(self.gold, self.pool, picks)
+            shown = k if selector.shows else 0
+        found = []
+        positions = self.pick(selector, slice(None), k)
+        for question, own, barred in zip(self.picks, positions, self.excluded, strict=True):
+            # The figures of a selector that repeats picks or picks what is excluded would mean something else.
+            sound = np.setdiff1d(own, barred)
+            if len(sound) != k or sound[0] < 0 or sound[-1] >= len(self.pool):
+                raise InputError(
+                    f"selector {name} picked {own.tolist()} for {question.question!r:.80}, not {k} positions of "
+                    f"{len(self.pool)}, each once and none of those excluded"
+                )
+            picked, first = [self.pool[position] for position in own[:shown]], dict[str, int]()
+            for step, example in enumerate(picked, 1):
+                first |= dict.fromkeys(self.structures(example.target) - first.keys(), step)
+            found.append(Picked(kind, picked, [first.get(each, 0) for each in question.structures]))
+            question.selectors[name] = found[-1]
+        covered = np.array([np.count_nonzero(each.covered) / len(each.covered) for each in found])
         full = 1.0 * (covered == 1)
         scores = SelectorScores(
             kind=kind,
             coverage=100 * float(covered.mean()),
             full_coverage=100 * float(full.mean()),
-            prompt_length=float(self.lengths[picks].sum(axis=1).mean()),
+            prompt_length=float(np.mean([sum(len(e.source) + len(e.target) for e in each.picks) for each in found])),
             latency_ms=0.0,  # see `time_all`
             latency_batch_ms=0.0,
         )
-        return scores, picks, {"coverage": covered, "full_coverage": full}
-
-    def picks(self, scores: Mapping[str, SelectorScores], positions: Mapping[str, np.ndarray]) -> list[Question]:
-        """The picks of all selectors, without answers yet, as picks.jsonl has them."""
-        found = []
-        for i, (query, program) in enumerate(zip(self.queries, self.programs, strict=True)):
-            about = (query.id, query.source, query.target, program, sorted(self._structures(self.gold, i)))
-            found.append(Question(*about, {}, query.fields, query.home))
-        shown = cache(lambda position: self._structures(self.pool, position))
-        for name, each in scores.items():
-            for question, own in zip(found, positions[name].tolist(), strict=True):
-                first: dict[str, int] = {}
-                for step, position in enumerate(own, 1):
-                    first |= dict.fromkeys(shown(position) - first.keys(), step)
-                covered = [first.get(structure, 0) for structure in question.structures]
-                question.selectors[name] = Picked(each.kind, [self.examples[position] for position in own], covered)
-        return found
-
-    def _structures(self, matrix: sparse.csr_array, row: int) -> frozenset[str]:
-        return frozenset(self.names[j] for j in matrix.indices[matrix.indptr[row] : matrix.indptr[row + 1]])
+        return scores, {"coverage": covered, "full_coverage": full}
 
     def pick(self, selector: PickFunction | Baseline, part: slice, k: int) -> np.ndarray:
         pick = selector.pick if isinstance(selector, Baseline) else selector
