@@ -119,19 +119,19 @@ class Picker:
 
     def __init__(self, task: Task, pool: Sequence[Any], asked: Sequence[Any], seed: int, k: int) -> None:
         from rcr_trainer.baselines.base import Resources
-        from rcr_trainer.baselines.set_bsr import transformer_tokens
 
         from langchain_rcr.families import get_family
-        from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
+        from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone, open_backbone
 
         self.spec, self.pool, self.seed, self.k = task.spec, pool, seed, k
         self._fitted: dict[str, Any] = {}
         self.backbone = RememberingBackbone(open_backbone(get_family("structure").settings()))
+        tokens = TransformerBackbone(MINILM)
         self.resources = Resources(
             spec=self.spec,
             seed=seed,
             embed=lambda texts: self.backbone.embed(list(texts)),
-            embed_tokens=transformer_tokens(MINILM, max_length=256),
+            embed_tokens=lambda texts: tokens.read(texts)[1],
             schemas={each.source: each.fields["schema"] for each in asked if "schema" in each.fields},
         )
 

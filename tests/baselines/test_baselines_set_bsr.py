@@ -7,10 +7,11 @@ import pytest
 import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from rcr_trainer.baselines.set_bsr import SetBSRSelector, transformer_tokens
+from rcr_trainer.baselines.set_bsr import SetBSRSelector
 from rcr_trainer.data.coverage import greedy_set_cover
 
 from langchain_rcr.errors import InputError
+from langchain_rcr.families.backbone import TransformerBackbone
 
 # Unit vectors whose cosines are decimals, many of them equal: ties abound.
 WORDS = {
@@ -148,26 +149,28 @@ def test_token_vectors_are_those_of_the_layer_without_special_tokens(bert):
 
     tokenizer, model = AutoTokenizer.from_pretrained(bert), AutoModel.from_pretrained(bert).eval()
     texts = ["what is the capital", "", "river unheardof", "how long is the river of texas", "[SEP]"]
-    tokens = transformer_tokens(bert)(texts)
+    backbone = TransformerBackbone(bert)
+    tokens = backbone.read(texts)[1]
     assert [own.shape for own in tokens] == [(4, 16), (0, 16), (2, 16), (7, 16), (0, 16)]
     for text, own in zip(texts, tokens, strict=True):
         with torch.inference_mode():
             out = model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True)
         # Of two layers, the first.
         np.testing.assert_allclose(own, out.hidden_states[1][0].numpy()[1 : 1 + len(own)], atol=1e-5)
-    assert transformer_tokens(bert)([]) == []
+    assert backbone.read([])[1] == []
 
 
 @pytest.mark.slow
 def test_a_text_is_cut_and_a_model_must_exist(bert):
-    assert len(transformer_tokens(bert, max_length=6)(["what is the capital of texas"])[0]) == 4
+    assert len(TransformerBackbone(bert, max_length=6).read(["what is the capital of texas"])[1][0]) == 4
     with pytest.raises(InputError, match="can't be loaded"):
-        transformer_tokens(str(bert) + "-gone")(["a"])
+        TransformerBackbone(str(bert) + "-gone")
 
 
 @pytest.mark.slow
 def test_with_a_transformer_end_to_end(bert):
     examples = [{"source": text} for text in ("what is the area of ohio", "how long is the river", "count all")]
-    selector = SetBSRSelector(examples, embed_tokens=transformer_tokens(bert), k=1)
+    backbone = TransformerBackbone(bert)
+    selector = SetBSRSelector(examples, embed_tokens=lambda texts: backbone.read(texts)[1], k=1)
     for entry in examples:
         assert selector.select_examples(entry) == [entry]

@@ -440,6 +440,13 @@ def test_every_selector_in_a_whole_run(here):
     assert found.selectors["bert"].coverage == found.selectors["contriever"].coverage
 
 
+def test_set_bsr_compares_the_token_vectors_of_the_retriever_s_own_model(here):
+    base = f"static:{tiny_bert(here / 'bert', words='what is the number of that are and color to a dog cat')}"
+    flags = ["--model.family=structure", f"--model.base={base}", "--evaluation.selectors=dense,set_bsr"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    assert list(report().selectors) == ["rcr", "dense", "set_bsr"]
+
+
 def test_a_model_that_a_selector_brings_and_that_is_not_there_is_named(capsys):
     assert cli.main(["run", "demo.yaml", "--evaluation.selectors=[contriever,bm25]"]) == 0
     assert list(report().selectors) == ["rcr", "bm25"]

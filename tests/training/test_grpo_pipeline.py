@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 import warm
 from answering import answering, asks
 from rcr_trainer import cli
@@ -95,7 +96,10 @@ def test_without_sft_the_policy_is_reinforced_as_it_was_built(capsys, here):
     folder = here / "runs" / "demo"
     config = load_config(here / "demo.yaml", {"sft.enabled": "false", "data.dev_size": "0"})
     split = read_split(folder / "data")
-    build_model(config, divide(config, split), {}).save_pretrained(here / "untrained")
+    task = divide(config, split)
+    torch.manual_seed(config.seed)
+    model = build_model(config, config.model, [each.item for each in task.pool], task.spec, {})
+    model.save_pretrained(here / "untrained")
     assert weights(here / "untrained") == weights(folder / "checkpoint-sft") != weights(folder / "checkpoint")
     assert not logged(folder, "sft")
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
+import torch
+
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.basics.items import readable
 from langchain_rcr.errors import InputError, RCRError
@@ -271,7 +273,8 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
         logger.info("policy taken from %s instead of trained", config.sft.checkpoint)
         model = load_start(config, task.pool)
     else:
-        model = build_model(config, task, run.vectors)
+        torch.manual_seed(config.seed)
+        model = build_model(config, config.model, [example.item for example in task.pool], task.spec, run.vectors)
         if config.sft.enabled:
             sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
         else:

@@ -12,17 +12,13 @@ own BSR (section 6.4).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cache
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 
 from langchain_rcr.families.model_files import unit
-from rcr_trainer.baselines.base import Baseline, EmbedTokens, distinct
+from rcr_trainer.baselines.base import Baseline, distinct
 from rcr_trainer.data.coverage import greedy_set_cover, row_blocks
-
-if TYPE_CHECKING:
-    from langchain_rcr.families.pooled import PooledTransformer
 
 _PRODUCTS = 1 << 22
 """Token similarities held in memory at once: 16 MiB."""
@@ -68,29 +64,6 @@ class SetBSRSelector(Baseline):
                 products = tokens @ self._vectors[first:last].T
                 best[:, filled] = np.maximum.reduceat(products, self._starts[filled] - first, axis=1)
         return best
-
-
-def transformer_tokens(base: str, *, max_length: int = 256) -> EmbedTokens:
-    """Contextual token vectors of a frozen transformer, loaded at the first call; special tokens are left out.
-
-    They are the output of the layer three quarters of the way up, where BERTScore (Zhang et al., ICLR 2020) reads BERT
-    and DeBERTa: 9 of 12 layers, 18 of 24.
-
-    Args:
-        base: hub name, local folder or `package:NAME`.
-        max_length: tokens read per text.
-
-    Returns:
-        A function that raises an `InputError` at the first call if the model can't be loaded.
-    """
-
-    @cache
-    def opened() -> PooledTransformer:
-        from langchain_rcr.families.pooled import PooledTransformer
-
-        return PooledTransformer(base, max_length=max_length).eval().requires_grad_(False)
-
-    return lambda texts: opened().read(texts)[1]
 
 
 def _starts(lengths: np.ndarray) -> np.ndarray:

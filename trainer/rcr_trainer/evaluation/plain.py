@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, cast
 
 import numpy as np
@@ -14,15 +13,13 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
-from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone, open_backbone
+from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.families.base import FALLBACK_FAMILY, FALLBACK_SETTINGS
-from langchain_rcr.families.encoder import Backbone
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import BASELINES, get_baseline
 from rcr_trainer.baselines.base import Baseline, Embed, EmbedTokens, Exclude, Resources, TradeOff
-from rcr_trainer.baselines.set_bsr import transformer_tokens
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import recall, structure_matrices
 from rcr_trainer.errors import ConfigError
@@ -30,7 +27,7 @@ from rcr_trainer.evaluation.report import Choice
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.runs.folder import Run
-from rcr_trainer.runs.policies import device_of, embeddings_of
+from rcr_trainer.runs.policies import build_model, device_of
 from rcr_trainer.runs.tasks import Task, compared, open_language_model
 from rcr_trainer.settings import Settings
 
@@ -166,10 +163,9 @@ def texts_at_most(config: Settings, task: Task) -> int:
 
 def count_selectors(config: Settings, task: Task) -> int:
     """How many selectors the comparison has, ours included."""
-    without = set() if _embeddings(config) else {"embed"}
-    if _token_embedder(config) is None:
-        without |= {"embed_tokens"}
-    plain = [name for name in compared(config, task) if without.isdisjoint(get_baseline(name).needs)]
+    name = _embeddings(config)
+    lacking = {"embed", "embed_tokens"} if not name else {"embed_tokens"} if name.startswith("langchain:") else set()
+    plain = [name for name in compared(config, task) if lacking.isdisjoint(get_baseline(name).needs)]
     return 1 + config.grpo.enabled + len(plain)
 
 
@@ -183,6 +179,7 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
     """
     config = run.config
     queries = [*task.dev, *task.test]
+    embed, embed_tokens = _embedders(run, model, task)
 
     def encode(selector: str, base: str) -> Embed:
         name = getattr(config.evaluation, selector, base)  # the settings' model overrides the selector's own
@@ -192,8 +189,8 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
     return Resources(
         task.spec,
         config.seed,
-        _embedder(run, model, task),
-        _token_embedder(config),
+        embed,
+        embed_tokens,
         score=llm,
         policy=_text_encoders(config, task.spec),
         learning=config.baselines,
@@ -208,25 +205,17 @@ def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[It
 
     None if the family reads structures and the settings name no model for its questions.
     """
-    family, settings = get_family(config.model.family), config.model.model_dump(exclude={"family"})
-    if family.structured:
-        base = config.evaluation.embeddings or config.model.pretrained
-        if base is None:
-            return None
-        shared = {key: settings[key] for key in ("pooling", "max_length")}
-        family, settings = get_family(FALLBACK_FAMILY), {**FALLBACK_SETTINGS, **shared, "base": base}
-
-    @cache
-    def backbone() -> Backbone | None:
-        model = family.settings(**settings)
-        if not family.frozen or model.pretrained is None:
-            return None
-        embeddings = embeddings_of(config) if settings["base"] == config.model.base else None
-        return RememberingBackbone(open_backbone(model, embeddings, torch=True))
+    base, known = _embeddings(config), dict[Any, Any]()
+    structured = get_family(config.model.family).structured
+    if structured and base is None:
+        return None
 
     def build(items: Sequence[Item]) -> TriEncoder:
-        model = TriEncoder.build(family.name, items, backbone=backbone(), spec=spec, seed=config.seed, **settings)
-        return model.to(device_of(config))
+        model = config.model
+        if structured:
+            given = {**FALLBACK_SETTINGS, "pooling": model.pooling, "max_length": model.max_length, "base": base}
+            model = get_family(FALLBACK_FAMILY).settings(**given)
+        return build_model(config, model, items, spec, known)
 
     return build
 
@@ -236,15 +225,16 @@ def _embeddings(config: Settings) -> str | None:
     return config.evaluation.embeddings or config.model.pretrained
 
 
-def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
-    """The baselines' embeddings, by the model that the settings name or the retriever's own.
+def _embedders(run: Run, model: TriEncoder, task: Task) -> tuple[Embed | None, EmbedTokens | None]:
+    """The baselines' embeddings of texts and of tokens, by the model that the settings name or the retriever's own.
 
     Vectors of the pool and of the queries for choosing trade-offs are cached. Measured queries are embedded each time,
     because their encoding is part of the latencies.
     """
     config, name = run.config, _embeddings(run.config)
-    if name is None or not any("embed" in get_baseline(selector).needs for selector in compared(config)):
-        return None
+    needs = {need for selector in compared(config) for need in get_baseline(selector).needs}
+    if name is None or needs.isdisjoint({"embed", "embed_tokens"}):
+        return None, None
     own = name == config.model.pretrained
     raw: Any = model.backbone if own else None
     if raw is None:
@@ -256,12 +246,4 @@ def _embedder(run: Run, model: TriEncoder, task: Task) -> Embed | None:
     def embed(texts: Sequence[str]) -> Any:
         return (memory if remembered.issuperset(texts) else raw).embed(texts)
 
-    return embed
-
-
-def _token_embedder(config: Settings) -> EmbedTokens | None:
-    """The same model's token embeddings, loaded at the first call; None if it gives none."""
-    name = _embeddings(config)
-    if name is None or name.startswith("langchain:"):
-        return None
-    return transformer_tokens(name, max_length=config.model.max_length)
+    return embed, (lambda texts: raw.read(texts)[1]) if hasattr(raw, "read") else None

@@ -10,32 +10,34 @@ from typing import Any
 import torch
 
 from langchain_rcr.basics.files import atomic_directory
+from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, PoolError
-from langchain_rcr.families import get_family
+from langchain_rcr.families import ModelSettings, get_family
 from langchain_rcr.families.backbone import Known, RememberingBackbone, open_backbone
 from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import seal, verify
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example, read_examples, write_examples
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.ours import load
 from rcr_trainer.runs.folder import Run
-from rcr_trainer.runs.tasks import Task
 from rcr_trainer.settings import Settings
 
 
-def build_model(config: Settings, task: Task, known: Known) -> TriEncoder:
-    """A fresh policy for a task's pool, on the run's device; `known` caches frozen vectors."""
-    torch.manual_seed(config.seed)
-    settings = config.model.model_dump()
-    family = get_family(settings.pop("family"))
-    backbone = None
-    if family.frozen and config.model.pretrained is not None:
-        backbone = RememberingBackbone(open_backbone(config.model, embeddings_of(config), torch=True), known)
-    items = [example.item for example in task.pool]
-    model = TriEncoder.build(family.name, items, backbone=backbone, spec=task.spec, seed=config.seed, **settings)
-    return _placed(model, config)
+def build_model(
+    config: Settings, settings: ModelSettings, items: Sequence[Item], spec: ProgramSpec, known: Known
+) -> TriEncoder:
+    """A fresh policy of these settings for a pool, on the run's device; `known` caches frozen vectors."""
+    family, backbone = get_family(settings.family), None
+    if family.frozen and settings.pretrained is not None:
+        embeddings = embeddings_of(config) if settings.base == config.model.base else None
+        backbone = RememberingBackbone(open_backbone(settings, embeddings, torch=True), known)
+    given = settings.model_dump(exclude={"family"})
+    return _placed(
+        TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **given), config
+    )
 
 
 def load_model(
