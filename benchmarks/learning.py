@@ -79,9 +79,9 @@ class Traffic:
 
         nothing = np.zeros((len(asked), K))
         there = self.logged(asked, nothing, nothing, nothing)
-        with self.policy.varied(variant, there) as (queries, pool):
+        with self.policy.varied(variant) as (queries, pool):
             tau, random = there.explore * self.policy.model.config.tau, np.random.default_rng(seed)
-            return walk(queries, self.policy.model.state(), pool, tau, there.groups, k=K, random=random)
+            return walk(queries[asked], self.policy.model.state(), pool, tau, there.groups, k=K, random=random)
 
     def shown(self, asked: Any, picks: Any) -> Any:
         """What picks show of the gold programs, (B, F): by size, the share of structures, and whether all."""

@@ -56,8 +56,8 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
             examples stay the same for a whole conversation.
         source_key: the key of an example's question; None: the retriever's own, "source" for other selectors.
         target_key: the key of its program; None: the retriever's own, "target" for other selectors.
-        result_key: the key of its tool's result, or of a list with each call's result. Anything but text is written as
-            JSON. If an example has none, or null, the tool message says that the call was right.
+        result_key: the key of its tool's result, or, for a list of calls, of a list with each call's result. Anything
+            but text is written as JSON. If an example has none, or null, the tool message says that the call was right.
 
     Raises:
         InputError: the selector is not an example selector, or the question has several keys and none was named.
@@ -117,7 +117,8 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         if not calls:
             return [HumanMessage(question), AIMessage(program)]
         given = example.get(self.result_key)
-        results = given if isinstance(given, list | tuple) else [given] * len(calls)
+        is_list = program.lstrip().startswith("[")
+        results = given if is_list and isinstance(given, list | tuple) else [given] * len(calls)
         if len(results) != len(calls):
             raise InputError(f"an example has {len(calls)} calls and {len(results)} results: {program:.80}")
         both = zip(results, calls, strict=True)

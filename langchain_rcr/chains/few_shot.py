@@ -18,6 +18,7 @@ from langchain_core.prompts import (
     HumanMessagePromptTemplate,
     PromptTemplate,
 )
+from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
 from langchain_core.runnables import (
     Runnable,
@@ -369,7 +370,7 @@ def with_picks(part: Any) -> Any:
     if isinstance(part, FewShotPromptTemplate | FewShotChatMessagePromptTemplate):
         fed = {"example_selector": PickedExamples()}
         return None if part.example_selector is None else part.model_copy(update=fed)
-    if isinstance(part, HumanMessagePromptTemplate):
+    if isinstance(part, BaseMessagePromptTemplate) and hasattr(part, "prompt"):
         within = with_picks(part.prompt)
         return None if within is None else part.model_copy(update={"prompt": within})
     if isinstance(part, ChatPromptTemplate):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from glob import escape
 from numbers import Real
 from operator import itemgetter
 from pathlib import Path
@@ -17,6 +19,9 @@ from typing import Any
 
 from langchain_rcr.basics.files import digest
 from langchain_rcr.errors import InputError
+
+_BEGINS = '{"time": '
+"""How lines begin; within a line, quotes are escaped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +128,9 @@ class OutcomeLog:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
             try:
-                os.write(handle, content)  # one call: lines of several writers don't mix
+                # One call: lines of several writers don't mix.
+                if os.write(handle, content) < len(content):
+                    raise OSError(errno.ENOSPC, "the disk is full")
             finally:
                 os.close(handle)
         except OSError as error:
@@ -137,7 +144,7 @@ class OutcomeLog:
             old.unlink(missing_ok=True)
 
     def _full(self) -> list[Path]:
-        found = self.path.parent.glob(f"{self.path.name}.*")
+        found = self.path.parent.glob(f"{escape(self.path.name)}.*")
         return sorted(path for path in found if path.suffix[1:].isdigit())
 
 
@@ -152,17 +159,18 @@ def checked_outcome(outcome: float | None) -> float | None:
 
 def _lines(file: Path) -> Iterator[dict[str, Any]]:
     names = {field.name for field in fields(Outcome)} - {"text"}
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:  # a letter may be cut off, too
         for number, text in enumerate(lines, start=1):
             try:
-                line = json.loads(text)
+                line = json.loads(text[max(0, text.rfind(_BEGINS)) :])  # what is before it was cut off by a full disk
                 line.pop("time")
                 fits = line.keys() - {"text"} in (names, {"run", "outcome"}) and _sound(line)
             except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
                 fits = False
-            if not fits:
+            if fits:
+                yield line
+            elif text.endswith("\n") or not text.startswith(_BEGINS):  # else it is cut off
                 raise InputError(f"{file}, line {number}: not a line of an outcome log")
-            yield line
 
 
 def _sound(line: dict[str, Any]) -> bool:

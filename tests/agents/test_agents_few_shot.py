@@ -166,14 +166,17 @@ def test_several_calls_have_a_result_each() -> None:
         (None, "You have correctly called this tool."),
         ({"doors": ["é"]}, '{"doors": ["é"]}'),
         (3, "3"),
-        ([{"doors": 1}], '{"doors": 1}'),
-        ([None], "You have correctly called this tool."),
+        ([{"doors": 1}], '[{"doors": 1}]'),
+        (["red", "blue"], '["red", "blue"]'),
+        ([], "[]"),
     ],
 )
 def test_what_a_tool_gave_may_be_anything(result: Any, told: str) -> None:
-    rows = [{"source": "open the door", "target": _call("open", what="door"), "result": result}]
-    retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, dim=8), rows, k=1)
-    assert _messages(retriever)[2].content == told
+    call = _call("open", what="door")
+    for target, given in ((call, result), (f" [{call}]", [result])):
+        rows = [{"source": "open the door", "target": target, "result": given}]
+        retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, dim=8), rows, k=1)
+        assert _messages(retriever)[2].content == told
 
 
 def test_without_a_question_there_are_no_examples(retriever: SequentialCompositionalRetriever) -> None:

@@ -17,6 +17,7 @@ from langchain_core.prompts import (
     FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
     PromptTemplate,
+    SystemMessagePromptTemplate,
 )
 from langchain_core.runnables import ConfigurableField, RunnableLambda
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -266,12 +267,12 @@ async def test_wrong_input_is_named(retriever: SequentialCompositionalRetriever,
 # ---------------------------------------------------------------- prompts and selectors
 
 
-@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("form", ["text", "chat", "system"])
 def test_a_custom_prompt_keeps_its_text_and_gets_the_picks(
-    retriever: SequentialCompositionalRetriever, chat: bool
+    retriever: SequentialCompositionalRetriever, form: str
 ) -> None:
     retriever.input_keys = ["q"]
-    if chat:
+    if form == "chat":
         shots = FewShotChatMessagePromptTemplate(
             example_selector=retriever,
             example_prompt=ChatPromptTemplate([("human", "{source} ({n})"), ("ai", "{target}")]),
@@ -285,6 +286,8 @@ def test_a_custom_prompt_keeps_its_text_and_gets_the_picks(
             prefix="In {dialect}.",
             suffix="{q}",
         )
+        if form == "system":
+            prompt = ChatPromptTemplate([SystemMessagePromptTemplate(prompt=prompt), ("human", "{q}")])
     seen = []
     model = RunnableLambda(lambda value: seen.append(value) or GOOD)
     chain = semantic_parsing_chain(model, retriever, "sql", prompt=prompt.partial(dialect="SQLite"))

@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from rcr_trainer import cli
+from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation import learn
 from rcr_trainer.evaluation.off_policy import CLIP, described, gains, halves, predicted, walk, weights
 
-from langchain_rcr import Item, OutcomeLog, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr import InputError, Item, OutcomeLog, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.families import get_family
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors
@@ -143,6 +144,42 @@ def test_what_serving_draws_has_the_logged_probability(
         assert np.median(np.abs(log_probs - logged.log_probs)) < 1e-3
 
 
+def test_a_log_is_followed_in_parts(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    simulated(served, log, lambda programs: 0.5, 300)
+    policy = learn.Policy(SequentialCompositionalRetriever.from_pretrained(served))
+    logged, sizes = learn.read(log, policy, {}), set()
+
+    def counted(queries: Any, *given: Any, **more: Any) -> Any:
+        sizes.add(len(queries))
+        return walk(queries, *given, **more)
+
+    monkeypatch.setattr(learn, "walk", counted)
+    found = []
+    for most in (1 << 24, 20_000):
+        monkeypatch.setattr(learn, "_AT_ONCE", most)
+        log_probs, drawn = policy.follow({"words": 0.4}, logged)
+        found.append([log_probs, policy.described(logged, logged.picks)])
+        assert all(len({*row}) == 2 for row in drawn.tolist())
+    assert min(sizes) < 50 < max(sizes) == len(logged.asked)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+
+
+def test_a_gain_that_is_no_number_is_not_sure(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learn, "read", lambda *_: None)
+    monkeypatch.setattr(learn, "choose", lambda *_: learn.Change({}, *[np.nan] * 4, 100))
+    with pytest.raises(DataError, match="no change is sure to earn more"):
+        learn.learn(tmp_path / "log", served, tmp_path / "new", questions={})
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_folder_that_holds_other_files_is_refused_at_once(served: Path, tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").touch()
+    with pytest.raises(InputError, match=r"holds notes\.txt"):
+        learn.learn(tmp_path / "log", served, tmp_path, questions={})
+
+
 def test_changes_are_steps_from_the_numbers_that_are_served(served: Path) -> None:
     retriever = SequentialCompositionalRetriever.from_pretrained(served)
     retriever.store.encoder.vary({"words": 0.4, "length_penalty": 1.5})
@@ -202,7 +239,9 @@ def test_the_command_refuses_what_the_log_doesnt_show(
     simulated(served, other, lambda programs: 0.5, 10, explore=0.0)
     simulated(served, other, lambda programs: 0.5, 20, filter={"target": {"$in": [row["target"] for row in ROWS[:4]]}})
     other.record("what", [("a", 1, 0.5)], 1, policy="another", explore=1)
+    policy = SequentialCompositionalRetriever.from_pretrained(served).store.fingerprint
+    other.record("what", [("a", 1, 0.0)], 1, policy=policy, explore=1)  # nothing draws it
     message = refused(other)
-    for reason in ("1 of another policy", "10 picked without exploring", "picked under a filter, a constraint or a"):
+    for reason in ("1 of another policy", "11 picked without exploring", "picked under a filter, a constraint or a"):
         assert reason in message
     assert "there is no such log" in refused(OutcomeLog(tmp_path / "none.jsonl"))

@@ -2,6 +2,7 @@
 
 import json
 import stat
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -49,6 +50,32 @@ def test_full_files_are_kept_beside_up_to_a_number(tmp_path: Path) -> None:
     outcomes = [each.outcome for each in log.read()]
     assert outcomes == sorted(outcomes)
     assert outcomes[-1] == 11.0
+    odd = OutcomeLog(tmp_path / "outcomes [eu].jsonl", max_bytes=600, keep=2)
+    for number in range(12):
+        odd.record(str(number), PICKS, number)
+    assert [each.outcome for each in odd.read()] == outcomes
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on the size of files")
+def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_costs_no_other(tmp_path: Path) -> None:
+    import resource
+
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    log.record("one", PICKS, 1)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (log.path.stat().st_size + 100, unlimited[1]))
+    try:
+        with pytest.raises(InputError, match="can't be written: the disk is full"):
+            log.record("two", PICKS, 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert [each.text for each in log.read()] == ["one"]
+    log.record("three", PICKS, 1)
+    assert [each.text for each in log.read()] == ["one", "three"]
+    with log.path.open("ab") as file:
+        file.write('{"time": "", "text": "é'.encode()[:-1])  # half of a letter
+    log.record('{"time": 4', PICKS, 1)
+    assert [each.text for each in log.read()] == ["one", "three", '{"time": 4']
 
 
 def test_writers_side_by_side_lose_no_line(tmp_path: Path) -> None:

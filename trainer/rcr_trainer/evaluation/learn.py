@@ -29,6 +29,8 @@ from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.ranking import blocks
+from langchain_rcr.policy.checkpoint import check_folder
 from langchain_rcr.pool.examples import ExamplePool
 from langchain_rcr.pool.outcomes import Outcome, OutcomeLog
 from langchain_rcr.pool.store import ExampleStore
@@ -49,6 +51,8 @@ _GLANCE, _HOPELESS = 500, 0.8
 """A variant is given up if less than this share of its picks could be drawn on this many questions."""
 _TOGETHER = 3
 """The most changes tried in combination."""
+_AT_ONCE = 1 << 24
+"""The most numbers of one array."""
 _AGREES = 0.05
 """How far the log-probability of a question's picks may be from the logged one; beyond, something else drew them."""
 
@@ -101,13 +105,15 @@ def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], s
 
     Raises:
         DataError: the log has too few questions of the served policy, or no change is sure to earn more.
+        InputError: `out` holds other files.
     """
+    check_folder(out)  # before what may take an hour
     retriever = SequentialCompositionalRetriever.from_pretrained(served, **how)
     known = {digest(str(item.source)): item.source for item in _pool(retriever).items()}
     policy = Policy(retriever, seed)
     logged = read(OutcomeLog(log), policy, {**known, **questions})
     change = choose(policy, logged)
-    if change.low <= 0:
+    if not change.low > 0:  # it may be NaN
         raise DataError(f"{log}: no change is sure to earn more, so nothing is written; the best: {told(change)}")
     policy.model.vary(change.variant)
     store = ExampleStore(policy.model, _pool(retriever))
@@ -156,26 +162,29 @@ class Policy:
         return False
 
     @contextmanager
-    def varied(self, variant: Variant, logged: Logged) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
-        """E_x of the questions and the pool's vectors under a variant; the model is that variant within the block."""
+    def varied(self, variant: Variant) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
+        """E_x of `texts` and the pool's vectors under a variant; the model is that variant within the block."""
         with self.model.varied(variant):
-            yield self.model.query.vectors(self._questions)[logged.asked], self.model.pool_vectors(*self._pool)
+            yield self.model.query.vectors(self._questions), self.model.pool_vectors(*self._pool)
 
     def follow(self, variant: Variant, logged: Logged, *, draws: bool = True) -> tuple[FloatArray, NDArray[np.int64]]:
         """Log-probabilities (B, k) of the logged picks under a variant, and picks (B, k) that it draws."""
-        with self.varied(variant, logged) as (queries, pool):
-            state, tau, groups = self.model.state(), logged.explore * self._settings.tau, logged.groups
-            _, log_probs = walk(queries, state, pool, tau, groups, picks=logged.picks)
-            drawn = logged.picks
-            if draws:
-                random, k = np.random.default_rng(self.seed), logged.picks.shape[1]
-                drawn, _ = walk(queries, state, pool, tau, groups, k=k, random=random)
+        random, k = np.random.default_rng(self.seed), logged.picks.shape[1]
+        log_probs, drawn = np.empty(logged.picks.shape), logged.picks.copy()
+        with self.varied(variant) as (queries, pool):
+            for some in _parts(logged, pool):
+                part = logged.only(some)
+                walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau, part.groups
+                _, log_probs[some] = walk(*walked, picks=part.picks)
+                if draws:
+                    drawn[some], _ = walk(*walked, k=k, random=random)
         return log_probs, drawn
 
     def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
         """See `off_policy.described`, under the served policy."""
-        with self.varied({}, logged) as (queries, pool):
-            return described(queries, self.model.state(), pool, picks)
+        with self.varied({}) as (queries, pool):
+            parts = [(queries[logged.asked[some]], picks[some]) for some in _parts(logged, pool)]
+            return np.concatenate([described(part, self.model.state(), pool, own) for part, own in parts])
 
 
 class Estimates:
@@ -221,6 +230,11 @@ class Estimates:
             return [(np.ones(len(self._logged.asked), dtype=bool), features, self._fitted.outcomes)]
         first = halves(self._logged.asked, self._policy.seed + 1)
         return [(at, self._features[~at], self._logged.outcomes[~at]) for at in (first, ~first)]
+
+
+def _parts(logged: Logged, pool: PoolVectors) -> Iterator[slice]:
+    """Slices of a log's questions, whose vectors and scores are in memory together."""
+    return blocks(len(logged.asked), max(pool.candidate.shape), _AT_ONCE)
 
 
 def choose(policy: Policy, logged: Logged) -> Change:
@@ -281,7 +295,7 @@ def _lacking(each: Outcome, policy: str, places: Mapping[str, int]) -> str:
         return "of another policy"
     if each.outcome is None:
         return "without an outcome"
-    if not each.explore or not each.picks or None in each.probabilities:
+    if not each.explore or not each.picks or not all(each.probabilities):
         return "picked without exploring"
     return "" if all(one in places for one in each.picks) else "with picks that the served folder lacks"
 

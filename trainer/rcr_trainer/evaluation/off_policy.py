@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.rows import product
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors
-from langchain_rcr.index.ranking import blocks
 from langchain_rcr.policy.selection import EXPLORED, drawn_from
 
 FloatArray = NDArray[np.float64]
@@ -56,25 +55,24 @@ def walk(
     Returns:
         Picks (B, k), and the log-probability of each (B, k); −inf where one can't be drawn.
     """
-    size, steps = len(pool.candidate), k if picks is None else picks.shape[1]
+    steps = k if picks is None else picks.shape[1]
     out, log_probs = np.zeros((len(queries), steps), dtype=np.int64), np.zeros((len(queries), steps))
-    for some in blocks(len(queries), size):
-        current = state.start(queries[some])
-        barred = allowed[0][some, None] != allowed[1][None, :]
-        rows = np.arange(len(barred))
-        for step in range(steps):
-            logits = product(current.vector(), pool.candidate)
-            logits[barred] = -np.inf
-            logits[_beyond(logits, EXPLORED)] = -np.inf
-            possible = drawn_from(logits, tau[some, None])
-            if picks is not None:
-                chosen = picks[some, step]
-            elif random is not None:
-                chosen = (possible + random.gumbel(size=possible.shape)).argmax(axis=1)
-            out[some, step], log_probs[some, step] = chosen, possible[rows, chosen]
-            barred[rows, chosen] = True
-            if step + 1 < steps:
-                current = current.update(pool.context[chosen])
+    current = state.start(queries)
+    barred = allowed[0][:, None] != allowed[1][None, :]
+    rows = np.arange(len(barred))
+    for step in range(steps):
+        logits = product(current.vector(), pool.candidate)
+        logits[barred] = -np.inf
+        logits[_beyond(logits, EXPLORED)] = -np.inf
+        possible = drawn_from(logits, tau[:, None])
+        if picks is not None:
+            chosen = picks[:, step]
+        elif random is not None:
+            chosen = (possible + random.gumbel(size=possible.shape)).argmax(axis=1)
+        out[:, step], log_probs[:, step] = chosen, possible[rows, chosen]
+        barred[rows, chosen] = True
+        if step + 1 < steps:
+            current = current.update(pool.context[chosen])
     return out, log_probs
 
 
