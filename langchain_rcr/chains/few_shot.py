@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from operator import itemgetter
+from dataclasses import dataclass
+from itertools import cycle
 from typing import Any, NamedTuple, Self
 
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.language_models import BaseLLM
-from langchain_core.messages import AIMessage, HumanMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 from langchain_core.prompts import (
-    BasePromptTemplate,
     ChatPromptTemplate,
     FewShotChatMessagePromptTemplate,
     FewShotPromptTemplate,
@@ -20,26 +20,16 @@ from langchain_core.prompts import (
 )
 from langchain_core.prompts.message import BaseMessagePromptTemplate
 from langchain_core.prompts.string import DEFAULT_FORMATTER_MAPPING
-from langchain_core.runnables import (
-    Runnable,
-    RunnableBranch,
-    RunnableLambda,
-    RunnableSequence,
-    RunnableWithFallbacks,
-)
+from langchain_core.runnables import Runnable, RunnableLambda, RunnableSequence, RunnableWithFallbacks
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, escaped, renamed
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt, escaped, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
 """The prompt variable that passes the picks from the retriever to the prompt."""
-_ELSEWHERE = "examples_of_others"
-"""The variable that says whether the prompt is `Prompt.elsewhere`."""
-_TABLES = "tables_of_example"
-"""A pick's key in that prompt for what precedes it; see `Prompt.tables`."""
 _LONGEST_QUOTE = 2000
 """Characters of a bad answer that are quoted to the model: a rambling answer needn't be paid for twice."""
 
@@ -177,15 +167,15 @@ def chat_few_shot_prompt(
 
 
 def _chat(
-    prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str | None = None, before: str = ""
+    prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str | None = None
 ) -> ChatPromptTemplate:
-    """The prompt as messages; `before` is a template in front of each example."""
+    """The prompt as messages."""
     system = prompt.system if system is None else system
     if prompt.form == "text":
         system = escaped(prompt.instruction) if system is None else system
-        asked: list[Any] = [HumanMessagePromptTemplate(prompt=_text(prompt, selector, keys, before=before))]
+        asked: list[Any] = [HumanMessagePromptTemplate(prompt=_text(prompt, selector, keys))]
     else:
-        shown = [("human", before + renamed(prompt.question, {"source": keys.source}))]
+        shown = [("human", renamed(prompt.question, {"source": keys.source}))]
         shown += [("ai", renamed(prompt.answer, {"target": keys.target}))]
         shots = FewShotMessages(
             example_selector=asked_by(selector, keys.query),
@@ -208,15 +198,13 @@ def _written(prompt: Prompt | None, selector: object) -> Prompt | None:
     return prompt or prompt_of(selector)
 
 
-def _text(
-    prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "", before: str = ""
-) -> FewShotPrompt:
-    """The prompt as one text, after the system message of a completion model; `before`: see `_chat`."""
+def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "") -> FewShotPrompt:
+    """The prompt as one text, after the system message of a completion model."""
     example = f"{renamed(prompt.question, {'source': keys.source})}\n{renamed(prompt.answer, {'target': keys.target})}"
     front = f"{system}\n\n{prompt.prefix}" if prompt.prefix else f"{system}\n"
     return FewShotPrompt(
         example_selector=asked_by(selector, keys.query),
-        example_prompt=PromptTemplate.from_template(before + example),
+        example_prompt=PromptTemplate.from_template(example),
         prefix=front if system else prompt.prefix,
         suffix=f"{_asked(prompt, keys)}\n{escaped(prompt.cue)}",
         example_separator="\n",
@@ -236,51 +224,49 @@ def _known(prompt: Prompt) -> dict[str, Any]:
     return {"schema": prompt.db_schema} if prompt.db_schema else {}
 
 
-def with_schema(
-    prompt: Prompt,
-    keys: PromptKeys,
-    schema_of: Callable[[Mapping[str, Any]], str] | None,
-    *,
-    as_text: bool,
+def of_variables(
+    prompt: Prompt, keys: PromptKeys, schema_of: Callable[[Mapping[str, Any]], str] | None, *, as_text: bool
 ) -> Runnable[dict[str, Any], PromptValue]:
     """Turns a question's variables and picks into the prompt, with the right part of the schema in the right place."""
+    if "schema" not in prompt.model_copy(update={"db_schema": ""}).variables:
+        picked = PickedExamples()
+        return _text(prompt, picked, keys, prompt.system or "") if as_text else _chat(prompt, picked, keys)
 
-    def written(one: Prompt, before: str = "") -> BasePromptTemplate[Any]:
+    def write(given: dict[str, Any]) -> PromptValue:
+        known = {name: value for name, value in given.items() if name != PICKED}
+        schema = known.get("schema") or (schema_of(known) if schema_of is not None else prompt.db_schema)
+        known |= {"schema": schema} if schema else {}
+        picks = [
+            _Shown(each[keys.source], each[keys.target], each, schema_of) for each in checked(given[PICKED], keys[:2])
+        ]
+        request = prompt.request(picks, known[keys.query], known)
         if as_text:
-            return _text(one, PickedExamples(), keys, one.system or "", before)
-        return _chat(one, PickedExamples(), keys, before=before)
+            return StringPromptValue(text=str(request))
+        if isinstance(request, str):
+            request = Conversation(prompt.instruction, (request,))
+        messages = [kind(turn) for kind, turn in zip(cycle((HumanMessage, AIMessage)), request.turns, strict=False)]
+        return ChatPromptValue(messages=[*([SystemMessage(request.system)] if request.system else []), *messages])
 
-    varies = prompt.model_copy(update={"db_schema": ""})
-    constant = schema_of is None and not prompt.others and 0 < len(prompt.db_schema) <= prompt.schema_budget
-    if constant or "schema" not in varies.variables:
-        return written(prompt)
-
-    def describe(given: dict[str, Any]) -> dict[str, Any]:
-        variables = {name: value for name, value in given.items() if name != PICKED}
-        schema = variables.get("schema") or (schema_of(variables) if schema_of is not None else prompt.db_schema)
-        if not schema:
-            return {**given, _ELSEWHERE: False}
-        picks = given[PICKED]
-        programs = [str(pick.get(keys.target, "")) for pick in picks]
-        shown, others = prompt.schema_for(str(schema), variables[keys.query], programs)
-        if others:
-            own = [str(pick.get("schema") or _known_schema(schema_of, pick)) for pick in picks]
-            tables = [prompt.tables(*each, shown=len(picks)) for each in zip(programs, own, strict=True)]
-            picks = [{**pick, _TABLES: each} for pick, each in zip(picks, tables, strict=True)]
-        return {**given, PICKED: picks, "schema": shown, _ELSEWHERE: others}
-
-    placed: Runnable[dict[str, Any], PromptValue] = written(varies)
-    if prompt.others:
-        placed = RunnableBranch((itemgetter(_ELSEWHERE), written(varies.elsewhere, f"{{{_TABLES}}}")), placed)
-    return RunnableLambda(describe, name="describe_database") | placed
+    return RunnableLambda(write, name="describe_database")
 
 
-def _known_schema(schema_of: Callable[[Mapping[str, Any]], str] | None, pick: Mapping[str, Any]) -> str:
-    """The schema of an example's database; empty if the example doesn't name a known one."""
-    try:
-        return schema_of(pick) if schema_of is not None else ""
-    except InputError:
-        return ""
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """A pick as `Prompt.request` takes it; the schema of its own database is looked up if it is asked for."""
+
+    source: str
+    target: str
+    example: Mapping[str, Any]
+    schema_of: Callable[[Mapping[str, Any]], str] | None
+
+    @property
+    def fields(self) -> Mapping[str, Any]:
+        """Its schema; empty if the example doesn't name a known database."""
+        try:
+            known = self.example.get("schema") or (self.schema_of(self.example) if self.schema_of is not None else "")
+        except InputError:
+            known = ""
+        return {"schema": known}
 
 
 def prompt_keys(

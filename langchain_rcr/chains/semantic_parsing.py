@@ -32,10 +32,10 @@ from langchain_rcr.chains.few_shot import (
     asked_again,
     completes,
     innermost,
+    of_variables,
     prompt_for,
     prompt_keys,
     with_picks,
-    with_schema,
 )
 from langchain_rcr.databases.database import check_limits
 from langchain_rcr.databases.many import Databases
@@ -142,7 +142,7 @@ def semantic_parsing_chain(
     if prompt is None or isinstance(prompt, Prompt):
         own = prompt or prompt_for(llm, retriever, "appendix_d", "chat")
         as_text = completes(llm) and own.form == "text"
-        fed = with_schema(own, keys, schema_of, as_text=as_text)
+        fed = of_variables(own, keys, schema_of, as_text=as_text)
         labels = own.labels if own.form == "text" else labels
         if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
             model = model.bind(stop=list(own.stop))

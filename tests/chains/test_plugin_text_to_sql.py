@@ -376,3 +376,10 @@ def test_the_example_s_bookshop_on_postgresql(example, postgres_url: str, select
     finally:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute("DROP TABLE orders, customers, books, authors")
+
+
+def test_a_prompt_that_shows_a_schema_nobody_gives_is_an_error(selector) -> None:
+    chain = semantic_parsing_chain(FakeListLLM(responses=["SELECT 1"]), selector, "sql", prompt=Prompt(name="sql"))
+    with pytest.raises(InputError, match=r"prompt.prefix shows \{schema\}.*set prompt.db_schema"):
+        chain.invoke("how many")
+    assert chain.invoke({"source": "how many", "schema": TABLE}).program == "SELECT 1"
