@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Unpack
+from typing import Any, NamedTuple, Unpack
 
 import numpy as np
 from langchain_core.callbacks import (
@@ -17,27 +17,34 @@ from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
+from langchain_core.runnables.config import get_config_list
 from pydantic import ConfigDict
 
 from langchain_rcr.basics.section import stated, unknown
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import InThisThread
+from langchain_rcr.index.base import InThisThread, resolved
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.policy.constraints import DifferentPrograms, TokenBudget, token_counter
 from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import APPENDIX_D, arranged
 from langchain_rcr.policy.selection import Constraint, Options
 from langchain_rcr.pool.arguments import Fields, Order, check_fields, query_of
-from langchain_rcr.pool.batching import Selection, batched
 from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
-from langchain_rcr.pool.served import Pick
+from langchain_rcr.pool.served import Pick, error_of
 from langchain_rcr.pool.store import ExampleStore
 
 logger = logging.getLogger(__name__)
 
 _OPEN: Any = object()
 """Stands for a value that wasn't given. Not None: a caller's missing value must not match another caller's filter."""
+
+
+class Selection(NamedTuple):
+    """The result for a question: the picks in the order of the prompt, and their documents if somebody sees them."""
+
+    picks: list[Pick]
+    documents: list[Document]
 
 
 class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSelector):
@@ -200,15 +207,27 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             `probability` are added and hide fields of these names (`select_examples` returns the examples
             unchanged).
         """
-        (picks,) = InThisThread().run(self.store.now.select(*self._question(query, **options)))
-        return self._documents(self._ordered(picks))
+        return InThisThread().run(self._documents_for(query, False, **options))
 
     async def _aget_relevant_documents(
         self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
         """`_get_relevant_documents`, awaited."""
-        (picks,) = await self.store.now.select(*self._question(query, **options), is_async=True)
-        return self._documents(self._ordered(picks))
+        return await self._documents_for(query, True, **options)
+
+    async def _documents_for(
+        self,
+        query: str,
+        is_async: bool,
+        /,
+        draft: str | None = None,
+        drafts: Mapping[str, str] | None = None,
+        **overrides: Any,
+    ) -> list[Document]:
+        (found,) = await self._picked([query], [_draft_of(query, draft, drafts)], True, is_async, **overrides)
+        if isinstance(found, InputError):
+            raise found
+        return found.documents
 
     def batch(
         self,
@@ -255,21 +274,56 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     ) -> list[Any]:
         """For each question its `Selection`, or its exception; nothing here awaits unless `is_async`.
 
-        Documents and probabilities are left out unless the caller wants `documents` or callbacks see them.
+        Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
+        out unless the caller wants `documents` or callbacks see them.
         """
-
-        async def pick(valid: Sequence[str], traced: bool) -> list[Selection | InputError]:
-            seen, drafted = documents or traced, [_draft_of(query, None, drafts) for query in valid]
-            found = await self.store.now.select(valid, *self._options(seen, **overrides), drafted, is_async=is_async)
-            ordered = [picks if isinstance(picks, InputError) else self._ordered(picks) for picks in found]
-            return [
-                picks if isinstance(picks, InputError) else Selection(picks, self._documents(picks) if seen else [])
-                for picks in ordered
-            ]
-
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
-        about = self._get_ls_params(**overrides)
-        return await batched(self, queries, config, manager, pick, about, return_exceptions)
+        about, configs = self._get_ls_params(**overrides), get_config_list(config, len(queries))
+        callbacks: Any = None
+        runs = []
+        for query, one in zip(queries, configs, strict=True):
+            if callbacks is None or isinstance(config, list):  # otherwise all share one
+                callbacks = manager.configure(
+                    inheritable_callbacks=one.get("callbacks"),
+                    inheritable_tags=one.get("tags"),
+                    local_tags=self.tags,
+                    inheritable_metadata={**(one.get("metadata") or {}), **about},
+                    local_metadata=self.metadata,
+                )
+            run = None
+            if callbacks.handlers:
+                name = one.get("run_name") or self.get_name()
+                run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
+            runs.append(await resolved(run))
+        results: list[Any] = [error_of(query) for query in queries]
+        valid = [query for query, error in zip(queries, results, strict=True) if error is None]
+        try:
+            drafted = [_draft_of(query, None, drafts) for query in valid]
+            seen = documents or any(runs)
+            found = iter(await self._picked(valid, drafted, seen, is_async, **overrides) if valid else ())
+            results = [next(found) if error is None else error for error in results]
+        except Exception as error:
+            results = [one or error for one in results]
+        for run, result in zip(runs, results, strict=True):
+            if run is not None:
+                ended = run.on_retriever_error if isinstance(result, Exception) else run.on_retriever_end
+                await resolved(ended(getattr(result, "documents", result)))
+        first = next((result for result in results if isinstance(result, Exception)), None)
+        if first is not None and not return_exceptions:
+            raise first
+        return results
+
+    async def _picked(
+        self, queries: Sequence[str], drafts: Sequence[str | None], seen: bool, is_async: bool, /, **overrides: Any
+    ) -> list[Selection | InputError]:
+        """For each question its picks, with documents if they are `seen`, or why there are too few."""
+        found = await self.store.now.select(queries, *self._options(seen, **overrides), drafts, is_async=is_async)
+        order = self.order or self.store.encoder.config.order
+        ordered = [picks if isinstance(picks, InputError) else arranged(picks, order) for picks in found]
+        return [
+            picks if isinstance(picks, InputError) else Selection(picks, self._documents(picks) if seen else [])
+            for picks in ordered
+        ]
 
     def explain(
         self,
@@ -348,12 +402,6 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
     # ------------------------------------------------------------------ helpers
 
-    def _question(
-        self, query: str, /, draft: str | None = None, drafts: Mapping[str, str] | None = None, **overrides: Any
-    ) -> tuple[list[str], Options, Filter | None, list[str | None]]:
-        """The store's arguments for one question."""
-        return [query], *self._options(True, **overrides), [_draft_of(query, draft, drafts)]
-
     def _options(
         self,
         seen: bool,
@@ -406,11 +454,6 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             home=home,
         )
         return options, where
-
-    def _ordered(self, picks: list[Pick] | InputError) -> list[Pick]:
-        if isinstance(picks, InputError):
-            raise picks
-        return arranged(picks, self.order or self.store.encoder.config.order)
 
     def _documents(self, picks: list[Pick]) -> list[Document]:
         documents = []

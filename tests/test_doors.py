@@ -56,7 +56,6 @@ LANGCHAIN = {
         "index/vectorstore.py",
         "index/documents.py",
         "pool/making.py",
-        "pool/batching.py",
     ),
     "rcr_trainer": ("llm/", "baselines/"),
 }

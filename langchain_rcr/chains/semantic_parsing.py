@@ -40,9 +40,8 @@ from langchain_rcr.chains.few_shot import (
 from langchain_rcr.databases.database import check_limits
 from langchain_rcr.databases.many import Databases
 from langchain_rcr.errors import InputError, ProgramError
-from langchain_rcr.index.base import InThisThread
+from langchain_rcr.index.base import InThisThread, resolved
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
-from langchain_rcr.pool.batching import resolved
 from langchain_rcr.programs import ProgramParser, get_parser
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 

@@ -15,6 +15,7 @@ Every engine promises, as far as its kind of search is exact:
 from __future__ import annotations
 
 import asyncio
+import inspect
 import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -187,6 +188,11 @@ class InThisThread:
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in a thread."""
         return await asyncio.to_thread(self.run, work)
+
+
+async def resolved(value: Any) -> Any:
+    """A value, awaited if need be: with one that needn't be, `InThisThread` can run the coroutine."""
+    return await value if inspect.isawaitable(value) else value
 
 
 def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
