@@ -144,6 +144,21 @@ def test_what_serving_draws_has_the_logged_probability(
         assert np.median(np.abs(log_probs - logged.log_probs)) < 1e-3
 
 
+def test_a_pool_of_several_databases_is_known_as_it_is_served(served: Path, tmp_path: Path) -> None:
+    rows = [{**row, "db_id": name} for row, name in zip(ROWS, "xy" * 24, strict=True)]
+    retriever = SequentialCompositionalRetriever.from_examples(
+        rows, k=2, input_keys=["source"], language="functional", explore=20
+    )
+    retriever.save(tmp_path / "several")
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    simulated(tmp_path / "several", log, lambda programs: 0.5, 300)
+    retriever.model_copy(update={"log": log}).record(
+        ROWS[0]["source"], retriever.invoke(ROWS[0]["source"], within="x"), 1.0
+    )
+    logged = learn.read(log, learn.Policy(SequentialCompositionalRetriever.from_pretrained(tmp_path / "several")), {})
+    assert 290 <= len(logged.asked) <= 300  # where a database is preferred, which one isn't logged
+
+
 def test_a_log_is_followed_in_parts(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
     simulated(served, log, lambda programs: 0.5, 300)
@@ -242,6 +257,6 @@ def test_the_command_refuses_what_the_log_doesnt_show(
     policy = SequentialCompositionalRetriever.from_pretrained(served).store.fingerprint
     other.record("what", [("a", 1, 0.0)], 1, policy=policy, explore=1)  # nothing draws it
     message = refused(other)
-    for reason in ("1 of another policy", "11 picked without exploring", "picked under a filter, a constraint or a"):
+    for reason in ("1 of another policy", "11 picked without exploring", "picked under a filter, a constraint, a pref"):
         assert reason in message
     assert "there is no such log" in refused(OutcomeLog(tmp_path / "none.jsonl"))

@@ -138,7 +138,7 @@ class Policy:
         self.retriever, self.model, self.seed = retriever, retriever.store.encoder, seed
         self.texts: list[str] = []
         """The different questions."""
-        self._pool = self.model.featurize_pool(_pool(retriever).items())
+        self._pool = self.model.featurize_pool(_pool(retriever).items(self.model.prefer))
         self._settings = self.model.config
 
     @cached_property
@@ -279,7 +279,7 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
         logged = _arrays(found, places, policy)
         log_probs, _ = policy.follow({}, logged, draws=False)
         agrees = np.abs((log_probs - logged.log_probs).sum(axis=1)) <= _AGREES
-        why["picked under a filter, a constraint or a draft"] += int((~agrees).sum())
+        why["picked under a filter, a constraint, a preference or a draft"] += int((~agrees).sum())
         logged = logged.only(agrees)
     used = 0 if logged is None else len(logged.asked)
     reasons = "; ".join(f"{count} {reason}" for reason, count in why.items() if count)
