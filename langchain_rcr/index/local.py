@@ -13,6 +13,7 @@ from itertools import compress
 from typing import Any, Self, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, growing, longest
 from langchain_rcr.errors import CheckpointError
@@ -22,8 +23,8 @@ from langchain_rcr.index.ranking import Ranked
 
 T = TypeVar("T")
 
-_FILTERS_KEPT = 64
-"""The most filters for which an index remembers what passes."""
+_KEPT_BYTES = 1 << 26
+"""Memory in which an index remembers what passes recent filters, a bit a row: 5,000 tenants of 100,000 examples."""
 
 
 @cache
@@ -40,7 +41,7 @@ class _Rows(list[Row]):
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
-        self._lock, self._passing = threading.Lock(), dict[str, BoolArray]()
+        self._lock, self._passing = threading.Lock(), dict[str, tuple[NDArray[np.uint8], int]]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Rows, ([*self],)
@@ -49,10 +50,13 @@ class _Rows(list[Row]):
         """Which of the first `count` rows pass, (count,); each row is examined once."""
         with self._lock:
             # Keyed by its text, since 1 and True are the same key.
-            passing = self._passing.pop(repr(where), np.empty(0, dtype=bool))
-            new = [matches(where, row.example) for row in self[len(passing) : count]]
-            self._passing[repr(where)] = passing = np.append(passing, new) if new else passing
-            if len(self._passing) > _FILTERS_KEPT:
+            packed, seen = self._passing.pop(repr(where), (np.empty(0, dtype=np.uint8), 0))
+            passing = np.unpackbits(packed, count=seen).view(bool)
+            if new := [matches(where, row.example) for row in self[seen:count]]:
+                passing = np.append(passing, new)
+                packed, seen = np.packbits(passing), len(passing)
+            self._passing[repr(where)] = packed, seen
+            while len(self._passing) * len(self) > 8 * _KEPT_BYTES:
                 del self._passing[next(iter(self._passing))]
             return passing[:count]
 

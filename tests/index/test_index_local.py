@@ -356,7 +356,7 @@ def everything_of(index):
 
 def test_many_filters_while_the_pool_grows(index, monkeypatch):
     """More than are remembered; what is remembered of each is brought up to date, and readers keep their moment."""
-    monkeypatch.setattr("langchain_rcr.index.local._FILTERS_KEPT", 2)
+    monkeypatch.setattr("langchain_rcr.index.local._KEPT_BYTES", 3)
     index.add([Row(str(n), {"n": n}, n) for n in range(6)], vectors(np.random.default_rng(0), 6))
     with reading(index, parse_filter({"n": {"$gte": 4}})) as before:
         for n in range(6, 12):
@@ -365,3 +365,13 @@ def test_many_filters_while_the_pool_grows(index, monkeypatch):
             for least in range(n - 5, n + 1):
                 assert everything(index, parse_filter({"n": {"$gte": least}})) == [str(m) for m in range(least, n + 1)]
         assert before.size == 2
+
+
+def test_filters_of_hundreds_of_tenants_are_remembered(monkeypatch):
+    index, looked_at = MemoryIndex(), []
+    index.bind("encoder", 4)
+    index.add([Row(str(n), {"tenant": n}, n) for n in range(300)], vectors(np.random.default_rng(0), 300))
+    monkeypatch.setattr("langchain_rcr.index.local.matches", lambda *each: looked_at.append(each) or matches(*each))
+    for _ in range(2):
+        assert [everything(index, parse_filter({"tenant": n})) for n in range(300)] == [[str(n)] for n in range(300)]
+    assert len(looked_at) == 300 * 300
