@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
 from threading import Lock
@@ -23,7 +24,7 @@ def remembered(most: int) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        kept: dict[tuple[Any, ...], tuple[Any]] = {}
+        kept = OrderedDict[tuple[Any, ...], tuple[Any]]()  # a dict takes time to find its first key where many are gone
         lock, held = Lock(), 0
 
         @wraps(function)
@@ -38,9 +39,7 @@ def remembered(most: int) -> Callable[[F], F]:
                     held += 0 if arguments in kept else _size(arguments)
                     kept[arguments] = (value,)
                     while held > most:
-                        oldest = next(iter(kept))
-                        del kept[oldest]
-                        held -= _size(oldest)
+                        held -= _size(kept.popitem(last=False)[0])
             return value
 
         return cast("F", call)

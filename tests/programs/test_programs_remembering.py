@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -85,3 +86,13 @@ def test_threads_share_what_is_remembered() -> None:
         thread.join()
     assert wrong == []
     assert 60 <= len(counted.called) <= 2_400
+
+
+def test_forgetting_takes_no_longer_the_more_is_remembered() -> None:
+    count, times = 60_000, []
+    counted = Counted(count * 101)
+    for numbers in (range(count), range(count, 2 * count)):
+        began = time.process_time()
+        counted.new(*numbers)
+        times.append(time.process_time() - began)
+    assert times[1] < 4 * times[0]

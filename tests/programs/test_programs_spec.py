@@ -142,3 +142,17 @@ def test_each_program_is_parsed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ProgramSpec, "structures", structures)
     structure_matrices(ProgramSpec(), ["a", "b", "a"], ["b", "c"])
     assert sorted(seen) == ["a", "b", "c"]
+
+
+def test_a_program_is_parsed_once_for_its_key_and_its_structures(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def parsed(language: str, shape: bool, text: str) -> Tree | None:
+        read.append(text)
+        return parse(text, language)
+
+    monkeypatch.setattr("langchain_rcr.programs.spec._parsed", parsed)
+    spec, programs = ProgramSpec(), [f"count(once(only{n}))" for n in range(9)]
+    assert [len(spec.structures(text)) for text in programs] == [9] * 9
+    assert [spec.key(text) for text in programs] == programs
+    assert read == programs
