@@ -309,6 +309,15 @@ def test_no_program_parses():
         train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, FAST)
 
 
+def test_a_fit_alone_takes_no_time_for_each_question_and_candidate(monkeypatch):
+    found = []
+    monkeypatch.setattr("rcr_trainer.sft.own_positions", lambda *each, **own: found.append(each))
+    monkeypatch.setattr(Supervision, "sequences", lambda *each: found.append(each))
+    result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFTSettings(epochs=0))
+    assert (result.rounds, result.steps, found) == (0, 0, [])
+    assert result.history[0]["dev_coverage"] > 0
+
+
 def test_a_pool_smaller_than_k():
     pool = SPLIT.train[:4]
     with pytest.raises(DataError, match=r"the pool of 4 examples leaves a training query only 3 .* fewer than k = 4"):

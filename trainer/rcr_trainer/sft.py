@@ -81,9 +81,18 @@ class _SFT:
         self.queries, pool, spec, own = list(job.queries), job.pool, job.spec, config.exclude_own_program
 
         self.held_out = HeldOut(pool, self.queries, spec, new=float(own), seed=job.seed)
-        forbidden = own_positions(self.queries, pool, spec, same_program=own)
-        self.supervision = Supervision(self.queries, pool, spec, forbidden)
         self.dev = Development(job, self.held_out)
+        self.trainable, self.steps = np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
+        """The queries that descent can learn from, and (n, 2) query and step of each state that InfoNCE trains on."""
+        if config.epochs:  # takes time for each query and candidate, and descent alone reads it
+            self._supervise(own_positions(self.queries, pool, spec, same_program=own))
+        self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
+        self.pool_vectors: PoolVectors | None = None
+
+    def _supervise(self, forbidden: list[IntArray]) -> None:
+        """Find what descent learns from: Algorithm 1's picks for every query, and hard negatives."""
+        config, pool, spec = self.config, self.job.pool, self.job.spec
+        self.supervision = Supervision(self.queries, pool, spec, forbidden)
         check_pool_size("sft", forbidden, len(pool), self.k)
         self.sequences, gains = self.supervision.sequences(self.k)
         gaining = gains > 0
@@ -96,14 +105,11 @@ class _SFT:
             )
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
         self.steps = np.argwhere(taught)
-        """(n, 2) query and step of each state that InfoNCE trains on."""
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
             picked, top, worst = self.sequences[:, :-1], config.bm25_top, config.bm25_worst
             self.negatives = HardNegatives(self.supervision, picked, *sources, top=top, worst=worst).draw
-        self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
-        self.pool_vectors: PoolVectors | None = None
 
     # ------------------------------------------------------------------ the closed-form fit
 
@@ -123,8 +129,8 @@ class _SFT:
         """Log the fit's coverage of held-out training questions; separate development questions are logged anyway."""
         held_out = self.dev
         if not (held_out.queries and held_out.are_training):
-            rows = self.trainable[:: -(-len(self.trainable) // _PROBES)]
-            held_out = Development(replace(self.job, dev=[self.queries[row] for row in rows]), self.held_out)
+            probes = self.queries[:: -(-len(self.queries) // _PROBES)]
+            held_out = Development(replace(self.job, dev=probes), self.held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
         logger.info(message, self._coverage(held_out), len(held_out.queries))
 
