@@ -13,7 +13,13 @@ from langchain_rcr.index.filters import LONGEST_NUMBER, AllOf, AnyOf, Filter, No
 _EXACT = 2**53
 """From here on every float is a whole number."""
 
-_SIGNS = {"eq": "==", "ne": "==", "lt": "<", "lte": "<=", "gt": ">", "gte": ">="}
+_PATHS = {
+    "lt": "$.{key} < {value}",
+    "lte": "$.{key} <= {value}",
+    "gt": "$.{key} > {value}",
+    "gte": "$.{key} >= {value}",
+    "contains": "exists($.{key}[*] ? (@ == {value}))",
+}
 
 
 def storable(text: str) -> bool:
@@ -46,49 +52,28 @@ def to_sql(condition: Filter, values: dict[str, Any]) -> str:
     Raises:
         InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
     """
-    name = f"filter{len(values)}"
-    if not _has_list(condition):
-        values[name] = f"strict {_predicate(condition)}"  # `lax` would look into lists
-        return f"(e.example @@ %({name})s::jsonpath)"
     if isinstance(condition, AllOf | AnyOf):
-        word = " AND " if isinstance(condition, AllOf) else " OR "
-        return f"({word.join(to_sql(part, values) for part in condition.parts)})"
+        word, empty = (" AND ", "true") if isinstance(condition, AllOf) else (" OR ", "false")
+        return f"({word.join(to_sql(part, values) for part in condition.parts) or empty})"
     if isinstance(condition, Not):
         return f"(NOT {to_sql(condition.part, values)})"
-    values[name] = [_literal(one, "a value") for one in condition.value]
-    values[f"{name}key"] = json.loads(_literal(condition.key, f"the field {shown(condition.key)}"))
-    # Not as a JSON path, which compares all values with each row; PostgreSQL hashes those of an array.
-    test = f"coalesce(e.example -> %({name}key)s::text = ANY (%({name})s::text[]::jsonb[]), false)"
-    return f"(NOT {test})" if condition.op == "nin" else test
-
-
-def _has_list(condition: Filter) -> bool:
-    """Whether `in` or `nin` is part of a filter."""
-    if isinstance(condition, AllOf | AnyOf):
-        return any(map(_has_list, condition.parts))
-    return _has_list(condition.part) if isinstance(condition, Not) else condition.op in ("in", "nin")
-
-
-def _predicate(condition: Filter) -> str:
-    """A filter without lists as a JSON path predicate."""
-    if isinstance(condition, AllOf | AnyOf):
-        word, empty = (" && ", "1 == 1") if isinstance(condition, AllOf) else (" || ", "1 == 0")
-        return f"({word.join(map(_predicate, condition.parts)) or empty})"
-    if isinstance(condition, Not):
-        return f"(!{_predicate(condition.part)})"
-    op, value = condition.op, condition.value
-    field = f"$.{_literal(condition.key, f'the field {shown(condition.key)}')}"
+    op, value, name = condition.op, condition.value, f"filter{len(values)}"
+    key = _literal(condition.key, f"the field {shown(condition.key)}")
+    values[f"{name}key"] = json.loads(key)
+    field = f"(e.example -> %({name}key)s::text)"
     if op == "exists":
-        test = f"exists({field})"
-    elif op == "contains":
-        test = f"exists({field}[*] ? (@ == {_literal(value, 'a value')}))"
-    elif op not in ("eq", "ne") and (value is None or isinstance(value, bool)):
-        test = "1 == 0"
-    else:
-        test = f"{field} {_SIGNS[op]} {_literal(value, 'a value')}"
-    # Unknown if the field is missing or of another type.
-    holds = f"(!(({test}) is unknown) && ({test}))"
-    return f"(!{holds})" if op == "ne" or (op == "exists" and not value) else holds
+        return f"({field} IS {'NOT ' if value else ''}NULL)"
+    literals = [_literal(one, "a value") for one in (value if op in ("in", "nin") else [value])]
+    if op in ("eq", "ne", "in", "nin"):
+        values[name] = literals
+        test = f"{field} = ANY (%({name})s::text[]::jsonb[])"  # PostgreSQL hashes a long array
+    elif op != "contains" and (value is None or isinstance(value, bool)):
+        test = "false"
+    else:  # `lax` would look into lists; the order of texts is that of code points, unlike JSONB's own
+        values[name] = f"strict {_PATHS[op].format(key=key, value=literals[0])}"
+        test = f"e.example @@ %({name})s::jsonpath"
+    test = f"coalesce({test}, false)"  # unknown if the field is missing or of another type
+    return f"(NOT {test})" if op in ("ne", "nin") else test
 
 
 def _literal(value: Any, what: str) -> str:
