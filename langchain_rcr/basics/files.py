@@ -59,7 +59,8 @@ def write_text(path: str | os.PathLike[str], text: str) -> None:
 
 def write_json(path: str | os.PathLike[str], value: Any) -> None:
     """Write JSON atomically, indented, keys in the order given."""
-    write_text(path, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False)
+    write_bytes(path, f"{text}\n".encode("utf-8", "backslashreplace"))  # half a surrogate pair, as in names of files
 
 
 def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:

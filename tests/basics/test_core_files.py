@@ -100,6 +100,12 @@ def _can_exchange(folder):
     return files._exchange(folder / "one", folder / "two")
 
 
+def test_json_keeps_a_name_in_latin_1(tmp_path):
+    name = os.fsdecode(b"gr\xf6\xdfe") + "河"
+    write_json(tmp_path / "file", {"argv": [name]})
+    assert json.loads((tmp_path / "file").read_text(encoding="utf-8")) == {"argv": [name]}
+
+
 def test_an_error_leaves_everything_as_it_was(tmp_path):
     with atomic_directory(tmp_path / "folder") as path:
         (path / "a").write_text("old")

@@ -1,5 +1,6 @@
 """What a user meets first: help, versions, one-line errors, exit codes."""
 
+import io
 import json
 import re
 import sqlite3
@@ -256,6 +257,27 @@ def test_a_bug_keeps_its_traceback(monkeypatch, capsys):
     err = capsys.readouterr().err
     assert "Traceback" in err
     assert err.endswith("ZeroDivisionError: division by zero\n")
+
+
+def test_a_terminal_that_is_not_utf_8_shows_what_it_can(monkeypatch, here):
+    (here / "bad.jsonl").write_text('{"问题": "大"}\n{"question": "a", "program": "b"}\n', encoding="utf-8")
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "argv", ["rcr-train", "data", "check", "bad.jsonl"])
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    assert cli.main() == 1
+    out.seek(0)
+    assert r"fields: \u95ee\u9898" in out.read()
+
+
+def test_a_name_that_cannot_be_encoded_is_refused_in_one_line(capsys, monkeypatch):
+    def opening(argv):
+        "训练.jsonl".encode("ascii")  # as open does in a C locale without UTF-8 mode
+
+    monkeypatch.setattr("rcr_trainer.cli.command.build_parser", opening)
+    assert cli.main(["run", "tiny.yaml"]) == 2
+    line = r"rcr-train: error: '\u8bad\u7ec3' can't be encoded as ascii: rename what is called so, or set PYTHONUTF8=1"
+    assert capsys.readouterr().err.splitlines() == [line]
 
 
 def test_control_c_exits_130_with_one_line(capsys, monkeypatch):

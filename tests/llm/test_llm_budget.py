@@ -41,6 +41,7 @@ def test_an_estimate_says_whether_it_is_exact() -> None:
     assert str(Estimate(Use(4, 1200, 400), 0.5, exact=True)) == (
         "at most 4 calls, 1,200 prompt and 400 completion tokens, $0.50"
     )
+    assert str(Estimate(Use(1, 9, 9), 0.0033, exact=True)).endswith("$0.01")  # at most
     assert "a token for each byte" in str(Estimate(Use(4, 1200, 400), None, exact=False))
     assert "$" not in str(Estimate(Use(4, 1200, 400), None, exact=False))
 

@@ -40,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if argv is None:  # treat SIGTERM (from `timeout`, SLURM, `docker stop`) as Ctrl-C
             signal.signal(signal.SIGTERM, signal.default_int_handler)
+            for stream in (sys.stdout, sys.stderr):  # a terminal or pipe that isn't UTF-8 shows \u6cb3 in place of 河
+                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         parser = build_parser(arguments)
         if not arguments:
             parser.print_help()
@@ -70,6 +72,9 @@ def _line_of(error: Exception) -> str | None:
         return str(MissingExtraError(package, "train")) if package in EXTRA else None
     if isinstance(error, OSError):  # such as a full disk, a name too long, a folder not ours
         return f"{str(error.filename)[:200]}: {error.strerror}" if error.filename else str(error.strerror or error)
+    if isinstance(error, UnicodeEncodeError):
+        name = ascii(error.object[error.start : error.end])
+        return f"{name:.200} can't be encoded as {error.encoding}: rename what is called so, or set PYTHONUTF8=1"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 import sqlite3
@@ -236,7 +237,7 @@ class Budget:
 
     def exceeded(self, name: str) -> BudgetExceeded:
         """What to raise if the next call of the model `name` doesn't fit."""
-        spent, units = self.spent, {"calls": "{:,} calls", "tokens": "{:,} tokens", "money": "${:,.2f}"}
+        spent, units = self.spent, {"calls": "{:,} calls", "tokens": "{:,} tokens", "money": "${:,.4f}"}
         said = ", ".join(units[what].format(most) for what, most, _ in limits(self._settings, spent))
         money = self._settings.money(spent.prompt_tokens, spent.completion_tokens)
         return BudgetExceeded(
@@ -273,7 +274,7 @@ class Estimate:
         return Estimate(self.use + other.use, money, self.exact and other.exact)
 
     def __str__(self) -> str:
-        money = "" if self.money is None else f", ${self.money:,.2f}"
+        money = "" if self.money is None else f", ${math.ceil(100 * self.money - 1e-9) / 100:,.2f}"
         note = "" if self.exact else " (a token for each byte of a prompt; real use is about a third)"
         tokens = f"{self.use.prompt_tokens:,} prompt and {self.use.completion_tokens:,} completion tokens"
         return f"at most {self.use.calls:,} calls, {tokens}{money}{note}"
