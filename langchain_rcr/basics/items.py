@@ -14,8 +14,16 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
 )
 """Scripts without spaces between words: Thai, Lao, Burmese, Khmer, Japanese, Chinese."""
-WORD = rf"[{_UNSPACED}]|[^\W{_UNSPACED}]+"
+MARKS = (
+    "\u0300-\u036f\u0483-\u0489\u0591-\u05bd\u05bf-\u05c7\u0610-\u061a\u064b-\u065f\u0670\u06d6-\u06ed"
+    "\u0711-\u07f3\u0816-\u082d\u0859-\u085b\u0897-\u0963\u0966-\u0df3\u0f71-\u0fbc\u180b-\u180f\u1b00-\u1b44\u200c\u200d"
+)
+"""What continues a word though it isn't in \\w: accents, and vowels of Hindi, Tamil, Arabic, Hebrew and the like."""
+NAME = rf"(?:\w++[{MARKS}]*+)++"
+"""Matches letters of any script, digits and underscores."""
+WORD = rf"[{_UNSPACED}]|(?:[^\W{_UNSPACED}]++[{MARKS}]*+)++"
 """Matches a word or, in these scripts, a letter, so that a clause isn't a single word."""
+_TURKISH = str.maketrans({"\u0307": None, "ı": "i"})
 _PIECE = 512
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
@@ -72,6 +80,11 @@ def readable(items: Iterable[Item]) -> list[Item]:
     if all(item.source.isascii() for item in items):
         return items
     return [item._replace(source=_nfkc(item.source)) for item in items]
+
+
+def folded(text: str) -> str:
+    """A text as words are compared: in lower case and NFKC, with i for Turkish ı and İ (which `lower` takes apart)."""
+    return text.lower() if text.isascii() else _nfkc(text).lower().translate(_TURKISH)
 
 
 def _nfkc(text: str) -> str:

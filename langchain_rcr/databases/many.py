@@ -12,12 +12,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.basics.items import MARKS
 from langchain_rcr.databases.database import Database, address_of, check_limits
 from langchain_rcr.errors import InputError
 
 LAYOUT = "{db_id}/{db_id}.sqlite"
 """Path of a database's file in a folder, as in Spider."""
-_NAME = re.compile(r"\w[\w.\- ]{0,199}")
+_NAME = re.compile(rf"\w[\w{MARKS}.\- ]{{0,199}}")
 """What a field may hold: a name that can't lead to another folder."""
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from langchain_rcr.basics.items import WORD, Item
+from langchain_rcr.basics.items import WORD, Item, folded
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
@@ -35,7 +35,7 @@ def ngrams(item: Item, longest: int, gap: int = 0) -> Iterator[str]:
     With a gap, also pairs of words with 1 … gap others in between, and the first and last word marked as such.
     """
     for mark, text in (("", item.source), ("⇒", item.target)):
-        tokens = _TOKEN.findall(text[: 16 * _MAX_TOKENS].lower())[:_MAX_TOKENS]
+        tokens = _TOKEN.findall(folded(text[: 16 * _MAX_TOKENS]))[:_MAX_TOKENS]
         for n in range(1, longest + 1):
             for start in range(len(tokens) - n + 1):
                 yield mark + " ".join(tokens[start : start + n])

@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from langchain_rcr.basics.items import NAME, WORD, folded
+
 _CREATE = re.compile(
     r"^[ \t]*CREATE\s+(?:\w+\s+){0,3}?(?:TABLE|VIEW)\s+(?:IF\s+NOT\s+EXISTS\s+)?", re.IGNORECASE | re.MULTILINE
 )
-_IDENTIFIER = r'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|\w+'
+_IDENTIFIER = rf'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|{NAME}'
 _NAME = re.compile(rf"(?:(?:{_IDENTIFIER})\s*\.\s*)*({_IDENTIFIER})")
 _READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
 _AND = re.compile(rf"(?:\s+(?:AS\s+)?(?:{_IDENTIFIER}))?\s*,\s*(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
@@ -24,8 +26,8 @@ _NO_TABLES = re.compile(
 _CALL = re.compile(r"\s*\(")
 _DEFINED = re.compile(rf"({_IDENTIFIER})\s+AS\s*\(", re.IGNORECASE)
 _REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
-_WORD = re.compile(r"[^\W\d_]+")
-_HUMP = re.compile(r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_WORD = re.compile(WORD)
+_BETWEEN = re.compile(r"[\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 _IN_PROGRAM, _IN_NAME, _NEXT_TO = 3.0, 2.0, 0.5
 """Weights of being named in an example's program, of a question word in the table's name, and of the score of a table
 that it refers to; a question word in a column's name weighs 1."""
@@ -111,7 +113,7 @@ def _read(program: str) -> set[str]:
 
 def words(text: str) -> list[str]:
     """The words of a text or of a name like "orderItems" or "order_items", in lower case and the singular."""
-    found = [word.lower() for word in _WORD.findall(_HUMP.sub(" ", text))]
+    found = _WORD.findall(folded(_BETWEEN.sub(" ", text)))
     return [f"{word[:-3]}y" if word.endswith("ies") and len(word) > 4 else _singular(word) for word in found]
 
 
@@ -141,7 +143,7 @@ def _name(text: str, at: int) -> str:
 def _scores(tables: Sequence[_Table], question: str, programs: Iterable[str]) -> list[float]:
     """How strongly question and programs point to each table."""
     asked = set(words(question))
-    named = {name.lower() for program in programs for name in (*re.findall(r"\w+", program), *_read(program))}
+    named = {name.lower() for program in programs for name in (*re.findall(NAME, program), *_read(program))}
     names = [set(words(table.name)) for table in tables]
     columns = [set(words(table.text)) for table in tables]
     having = Counter(word for own in columns for word in own)

@@ -6,7 +6,7 @@ Each token is the only child of the one before it. So the chain's local structur
 - a quoted string ('…' or "…") with its quotes; inside, a backslash or a doubled quote escapes. A quote right after a
   letter or digit is an apostrophe. After a quote that is never closed there are no more strings;
 - a number, such as 12, 0.5 or 1e-3, without a sign;
-- a word: letters, digits and underscores;
+- a word: letters with their accents, digits and underscores;
 - any other character by itself, except white space, which only separates.
 
 Time and memory are linear in the length of the text.
@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import re
 
+from langchain_rcr.basics.items import NAME
 from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, chain
 
 _QUOTED = r"""(?<!\w)(?:'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*")"""
 # Possessive, to avoid backtracking over digits that turn out to begin a word.
-_PLAIN = r"[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?!\w)|\w+|[^\w\s]"
+_PLAIN = rf"[0-9]++(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?(?!\w)|{NAME}|[^\w\s]"
 # The second alternative takes the rest of the text, so that an unclosed quote costs one scan, not one per quote.
 _TOKEN = re.compile(rf"""{_QUOTED}|(?<!\w)['"].*|{_PLAIN}""", re.DOTALL)
 _IS_QUOTED = re.compile(_QUOTED, re.DOTALL)

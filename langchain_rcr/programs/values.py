@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from langchain_rcr.basics.items import WORD, folded
 from langchain_rcr.basics.progress import track
 from langchain_rcr.programs.tree import Tree
 
@@ -26,7 +27,7 @@ MOST = 4000
 # Possessive, so that a long run of digits in something else costs one scan.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
-_BETWEEN_WORDS = re.compile(r"[\W_]+")
+_WORD = re.compile(WORD)
 
 
 def anonymize(tree: Tree, *, everywhere: bool = False, kept: Collection[str] = ()) -> Tree:
@@ -95,4 +96,4 @@ def _names(text: str, value: str) -> bool:
 
 
 def _words(text: str) -> str:
-    return f" {_BETWEEN_WORDS.sub(' ', _THOUSANDS.sub('', text.casefold())).strip()} "
+    return f" {' '.join(_WORD.findall(_THOUSANDS.sub('', folded(text.casefold())).replace('_', ' ')))} "

@@ -43,6 +43,12 @@ def test_questions_are_masked(question, masked):
     assert mask_question(question, schema_words(SCHEMA)) == masked
 
 
+def test_questions_without_spaces_and_with_marks_are_masked():
+    names = schema_words("CREATE TABLE 河流 (长度 INT, नदी TEXT)")
+    assert mask_question("长度超过500公里的河流?", names) == "<mask> 超 过 <unk> 公 里 的 <mask> ?"
+    assert mask_question("हर नदी का", names) == "हर <mask> का"
+
+
 EXAMPLES = [
     {"source": "how many singers", "target": "SELECT count(*) FROM singer"},
     {"source": "names of dogs", "target": "SELECT name FROM dog"},

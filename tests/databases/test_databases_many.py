@@ -73,6 +73,11 @@ def test_a_field_leads_to_no_other_folder(folder, value):
         Databases(folder).path({"db_id": value})
 
 
+def test_a_database_may_be_named_in_any_script(folder):
+    for name in ("भूगोल", "地理", "coğrafya", "cafe\u0301"):
+        assert Databases(folder).path({"db_id": name}).endswith(f"/{name}/{name}.sqlite")
+
+
 def test_what_is_wrong_is_said_in_a_line(folder):
     run = Databases(folder)
     with pytest.raises(InputError, match=r"needs the field 'db_id'; a question's are 'schema'"):

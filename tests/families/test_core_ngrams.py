@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
+from rcr_trainer.data.okapi import tokenize
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families.arrays import bag_sums
@@ -31,6 +32,23 @@ def bag(bags, row):
 def test_a_clause_without_spaces_is_no_single_word():
     assert list(ngrams(Item("前3个客户 top"), 2)) == [*"前3个客户", "top", "前 3", "3 个", "个 客", "客 户", "户 top"]
     assert list(ngrams(Item("où ist größer متى 얼마나"), 1)) == ["où", "ist", "größer", "متى", "얼마나"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("दिल्ली में कितनी नदियाँ हैं?", ["दिल्ली", "में", "कितनी", "नदियाँ", "हैं"]),
+        ("كم عدد الأَنهار في مِصر؟", ["كم", "عدد", "الأَنهار", "في", "مِصر"]),
+        ("எத்தனை கோயில்", ["எத்தனை", "கோயில்"]),
+        ("कृष्ण_1 אֲגַם x", ["कृष्ण_1", "אֲגַם", "x"]),
+        ("می‌خواهم 🏙️ 👨‍👩‍👧", ["می‌خواهم"]),
+        ("İSTANBUL'da ırmak IRMAK İlçe ilçe", ["istanbul", "da", "irmak", "irmak", "ilçe", "ilçe"]),
+        ("cafe\u0301 CAFÉ ｃａｆé ５００", ["café"] * 3 + ["500"]),
+    ],
+)
+def test_words_of_scripts_whose_vowels_are_marks_and_of_turkish(text, words):
+    assert list(ngrams(Item(text), 1)) == words
+    assert [word for word in tokenize(text) if word in words] == words  # BM25 reads marks of punctuation, too
 
 
 def test_ngrams_by_hand():
@@ -145,7 +163,7 @@ def test_digests_tell_vocabularies_apart():
     assert len({v.digest for v in (vocabulary, reordered, louder, NgramVocabulary(vocabulary.idf, 1))}) == 4
 
 
-@pytest.mark.parametrize("part", ["a", "( ", "word of texas ", "\n"])
+@pytest.mark.parametrize("part", ["a", "( ", "word of texas ", "\n", "ि", "की"])
 def test_a_megabyte_is_fast(part):
     vocabulary, text = NgramVocabulary.fit(ITEMS, 3), part * (1_000_000 // len(part))
     began = time.thread_time()

@@ -69,6 +69,7 @@ def test_words_of_names():
         "order", "item", "of", "http", "server", "city", "the", "class",
     ]  # fmt: skip
     assert words("Straßen_größe") == ["straßen", "größe"]
+    assert words("नदी_2 की 河流3") == ["नदी", "की", "河", "流"]
 
 
 def test_a_prompt_shows_what_fits_for_question_and_picks():
@@ -146,6 +147,9 @@ def test_the_tables_that_a_query_reads():
     for nothing in ("SELECT 1", "SELECT a FROM sea"):
         assert tables_read(LAKES, nothing, 100) == ""
     assert tables_read("", "SELECT name FROM lake", 100) == ""
+    hindi = "CREATE TABLE नदी (नाम TEXT);\nCREATE TABLE नदि (नाम TEXT);"
+    assert tables_read(hindi, "SELECT नाम FROM नदी", 100) == "CREATE TABLE नदी (नाम TEXT);"
+    assert fitted(hindi, 30, "कुल", ["SELECT नाम FROM नदी"]).startswith("CREATE TABLE नदी (")
     assert tables_read(SCHEMA, "SELECT name FROM city", 500) == CITY.split("\n", maxsplit=1)[0]  # without the values
 
 

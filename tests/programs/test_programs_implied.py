@@ -51,6 +51,12 @@ def test_values_that_most_questions_do_not_name_are_implied(value, questions):
         ("'new york'", ["in New York", "of new-york", "NEW_YORK's"]),
         ("'restaurant'", ["restaurants", "the restaurants of", "a restaurant"]),
         ("'été'", ["en ÉTÉ", "l'été", "d'été"]),
+        ("'东京'", ["东京有多少人口", "在东京的河流", "谁住在东京？"]),
+        ("500", ["长度超过500公里", "超过５００的", "500以上"]),
+        ("'นนทบุรี'", ["ในนนทบุรีมี", "นนทบุรี", "จากนนทบุรี"]),
+        ("'दिल्ली'", ["दिल्ली में", "दिल्ली की", "से दिल्ली तक"]),
+        ("'İZMİR'", ["İzmir'de", "izmir", "İZMİR'in"]),
+        ("'Isparta'", ["ısparta'da", "ISPARTA", "Isparta"]),
     ],
 )
 def test_values_that_questions_name_are_not(value, questions):

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
+from langchain_rcr.basics.items import WORD
 from langchain_rcr.policy.schema import words
 from langchain_rcr.programs import ProgramSpec, Tree, get_parser
 from rcr_trainer.baselines.base import TradeOff, top_k
@@ -25,7 +26,7 @@ from rcr_trainer.data.okapi import BM25Scorer
 
 MASK, UNKNOWN = "<mask>", "<unk>"
 """Placeholders for names and for values."""
-_TOKEN = re.compile(r"""(?<!\w)"[^"]*"|(?<!\w)'[^']*'(?!\w)|\d[\d.,]*\b|\w+|[^\w\s]""")
+_TOKEN = re.compile(rf"""(?<!\w)"[^"]*"|(?<!\w)'[^']*'(?!\w)|\d[\d.,]*\b|{WORD}|[^\w\s]""")
 _NEVER = re.compile(
     "a|all|an|and|are|as|at|be|by|do|does|each|every|find|for|from|give|have|how|in|is|it|list|many|me|most|much|not|of|on|"
     "or|show|than|that|the|their|there|to|was|were|what|when|where|which|who|whose|with",

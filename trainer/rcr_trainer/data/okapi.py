@@ -11,14 +11,14 @@ import numpy as np
 from rank_bm25 import BM25Okapi
 from scipy import sparse
 
-from langchain_rcr.basics.items import WORD
+from langchain_rcr.basics.items import WORD, folded
 
 _TOKEN = re.compile(rf"{WORD}|[^\w\s]")
 
 
 def tokenize(text: str) -> list[str]:
     """Lower-case words, and punctuation marks one by one."""
-    return _TOKEN.findall(text.lower())
+    return _TOKEN.findall(folded(text))
 
 
 class BM25Scorer:
