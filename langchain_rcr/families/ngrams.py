@@ -18,9 +18,9 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 
-_TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+")
-"""Words and operators, but no brackets, commas or quotes, so that `answer ( city (` has the bigram of a call and its
-argument, `answer city`."""
+_TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+|[\u2190-\u2bff\U0001f000-\U0001fbff]")
+"""Words, operators, symbols and emoji, but no brackets, commas or quotes, so that `answer ( city (` has the bigram of a
+call and its argument, `answer city`."""
 _MAX_LENGTH = 16
 """The longest n-gram and widest gap that a saved vocabulary may have; settings allow 5."""
 _MAX_IDF = 1e6
