@@ -19,7 +19,7 @@ from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
-from rcr_trainer.training import state as training_state
+from rcr_trainer.training import runner as training_runner
 from rcr_trainer.training.processes import Processes, join
 from safetensors.torch import load_file, save_file
 from tiny_bert import tiny_bert
@@ -216,7 +216,7 @@ def check_cache(processes, folder):
 
 
 def main(folder, *names):
-    training_state.SAVE_EVERY_S = 0
+    training_runner.SAVE_EVERY_S = 0
     torch.set_num_threads(1)
     with join() as processes:
         check_exchanges(processes)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -9,11 +10,12 @@ from rcr_trainer import grpo, race, sft
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.rewards import Reward
 from rcr_trainer.training.environment import Environment
-from rcr_trainer.training.runner import Job
-from rcr_trainer.training.state import Result
+from rcr_trainer.training.registry import StageSettings
+from rcr_trainer.training.runner import Job, Result, Runner
 
 from langchain_rcr.chains.answers import program_of
 from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.programs import ProgramSpec
 
 
 def train_sft(model: Any, pool: Any, queries: Any, dev: Any, spec: Any, config: Any, **options: Any) -> Result:
@@ -30,6 +32,22 @@ def train_grpo(
     environment = Environment(job, reward, llm, config)
     race.run(job, environment, config)
     return grpo.train(job, environment, config)
+
+
+def train_line(state: Path, rounds: int = 1, log: Any = None, evaluate: Any = dict) -> Result:
+    """A line's slope, trained by the common loop for some rounds of a step each."""
+    model = torch.nn.Linear(64, 1)
+    job = Job(model, (), (), (), ProgramSpec(), state_folder=state, log=log)  # type: ignore[arg-type]
+    given = {"batch_size": 1, "lr": 0.1, "weight_decay": 0.0, "warmup": 0.0, "patience": None, "keep": "last"}
+    config = StageSettings(epochs=rounds, **given)
+    runner = Runner("sft", job, config, dict(model.named_parameters()), per_epoch=1, every=1, best_by="")
+
+    def learn(_: int) -> dict[str, float]:
+        runner.step(lambda: model(torch.ones(64)).sum().backward())
+        runner.advance()
+        return {}
+
+    return runner.run(lambda number: number, learn, evaluate)
 
 
 class StopError(Exception):

@@ -12,7 +12,7 @@ from rcr_trainer import sft
 from rcr_trainer.data import Example, covr_split
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
-from rcr_trainer.training import state
+from rcr_trainer.training import runner
 from training import train_grpo
 from training import train_sft as train
 
@@ -214,7 +214,7 @@ def test_reinforcement_goes_on_from_the_fit(train_candidates, held_out):
 @pytest.mark.parametrize("stage", ["sft", "sft-dev", "grpo"])
 def test_an_interrupted_stage_goes_on_as_if_it_had_not_stopped(tmp_path, monkeypatch, stage):
     dev = SPLIT.dev if stage == "sft-dev" else []
-    monkeypatch.setattr(state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(runner, "SAVE_EVERY_S", 0)
     fitted()[0].save_pretrained(tmp_path / "start")
     reward = make_reward("context_coverage", SPEC)
 

@@ -46,9 +46,9 @@ import json, os, signal, sys
 import langchain_openai, torch._dynamo  # the optimiser loads the latter
 import rcr_trainer.baselines.simple, rcr_trainer.evaluation.stage, rcr_trainer.llm.client, rcr_trainer.rewards
 from rcr_trainer import cli, grpo, pipeline, sft
-from rcr_trainer.training import state
+from rcr_trainer.training import runner
 
-state.SAVE_EVERY_S = 0
+runner.SAVE_EVERY_S = 0
 said = os.dup(1)
 output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(output, 1)

@@ -49,7 +49,7 @@ for name in sys.argv[1:]:
     importlib.import_module(name)
 from langchain_rcr.basics import files
 from rcr_trainer import cli, grpo, pipeline, sft
-from rcr_trainer.training import state
+from rcr_trainer.training import runner
 
 said = os.dup(1)
 output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -83,8 +83,8 @@ grpo._GRPO.collect = waiting(grpo._GRPO.collect)
 mark(grpo._GRPO, "collect", "rollout")
 mark(grpo._GRPO, "learn", "update", pause=0.01)
 mark(grpo._GRPO, "evaluate", "evaluation")
-mark(state.TrainingState, "save", "save")
-state.SAVE_EVERY_S = 0
+mark(runner.Runner, "_save", "save")
+runner.SAVE_EVERY_S = 0
 sync = files._sync
 files._sync = lambda path: (sync(path), time.sleep(0.001))  # a slow disk
 

@@ -117,8 +117,8 @@ KILL = """
 import os, signal
 from rcr_trainer import cli, pipeline
 from rcr_trainer.runs import folder as runs
-from rcr_trainer.training import state
-state.SAVE_EVERY_S = 0
+from rcr_trainer.training import runner
+runner.SAVE_EVERY_S = 0
 def kill(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 {where}

@@ -7,7 +7,7 @@ from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.rewards import RewardError, make_reward
 from rcr_trainer.settings import GRPOSettings
-from rcr_trainer.training import state as training_state
+from rcr_trainer.training import runner as training_runner
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, lexical, run
 from tiny_bert import tiny_bert
 from training import Parrot, StopError, same_weights, stop_at, train_sft
@@ -28,7 +28,7 @@ def bert(tmp_path_factory):
 @pytest.mark.parametrize("advantage", ["grpo", "remax"])
 @pytest.mark.parametrize("step", [1, 2, 3, 5, 6])
 def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, advantage, step):
-    monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(training_runner, "SAVE_EVERY_S", 0)
     config = FAST.model_copy(update={"advantage": advantage, "updates": 2})
     whole, killed, resumed = lexical(), lexical(), lexical()
     rows, again = {}, {}
@@ -43,7 +43,7 @@ def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, 
 
 @pytest.mark.slow
 def test_a_run_killed_at_every_step(tmp_path, monkeypatch):
-    monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(training_runner, "SAVE_EVERY_S", 0)
     config = FAST.model_copy(update={"train_candidates": True, "epochs": 3})
     whole = lexical()
     expected = run(whole, config)
@@ -57,7 +57,7 @@ def test_a_run_killed_at_every_step(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
-    monkeypatch.setattr(training_state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(training_runner, "SAVE_EVERY_S", 0)
     config = GRPOSettings(epochs=1, max_steps=3, batch_size=4, group_size=2, k=2, lr=1e-4, train_candidates=True)
     models = [TriEncoder.build("transformer", [], base=bert, lam=0.1) for _ in range(3)]
     run(models[0], config, dev=[])

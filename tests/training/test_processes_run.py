@@ -46,7 +46,7 @@ def covered(predictions, references, *, queries, contexts):
     return plain(predictions, references, queries=queries, contexts=contexts)
 """
 RUN = ["-m", "rcr_trainer.cli", "run", "demo.yaml", "--name", "disturbed", "--resume"]
-STATE_AT_EVERY_STEP = "from rcr_trainer.training import state; state.SAVE_EVERY_S = 0; "
+STATE_AT_EVERY_STEP = "from rcr_trainer.training import runner; runner.SAVE_EVERY_S = 0; "
 
 
 @pytest.fixture

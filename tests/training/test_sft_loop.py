@@ -9,8 +9,7 @@ from rcr_trainer.data import Example, covr_split
 from rcr_trainer.data.held_out import own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.settings import SFTSettings
-from rcr_trainer.training import losses
-from rcr_trainer.training import state as sft_state
+from rcr_trainer.training import losses, runner
 from rcr_trainer.training.runner import Runner
 from rcr_trainer.training.supervision import Supervision
 from tiny_bert import tiny_bert
@@ -95,7 +94,7 @@ def test_the_same_seed_gives_the_same_weights():
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", [1, 2, 4, 6])
 def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, epoch):
-    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(runner, "SAVE_EVERY_S", 0)
     data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, FAST)
     whole, killed = lexical(), lexical()
     expected = train(whole, *data)
@@ -111,7 +110,7 @@ def test_a_killed_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(runner, "SAVE_EVERY_S", 0)
     config = FAST.model_copy(update={"patience": 2, "epochs": 20, "gradient_accumulation": 2})
     data = (SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     whole = lexical()
@@ -127,7 +126,7 @@ def test_a_run_killed_again_and_again(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_killed_transformer_run_resumed_ends_with_the_same_weights(tmp_path, monkeypatch, bert):
-    monkeypatch.setattr(sft_state, "SAVE_EVERY_S", 0)
+    monkeypatch.setattr(runner, "SAVE_EVERY_S", 0)
     config = SFTSettings(loss="infonce", epochs=3, lr=1e-3, batch_size=16, bm25_top=10, patience=None, on_policy=0)
     data = (SPLIT.train, SPLIT.train[:8], SPLIT.dev[:5], SPEC, config)
     whole, killed, resumed = (TriEncoder.build("transformer", [], base=bert) for _ in range(3))

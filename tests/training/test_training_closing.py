@@ -1,7 +1,7 @@
 """The lines that close GRPO's log."""
 
 from rcr_trainer.training.closing import closing_lines
-from rcr_trainer.training.state import Result
+from rcr_trainer.training.runner import Result
 
 BEFORE = {"epoch": 0.0, "dev_reward": 0.5}
 EARLY = {"epoch": 1.0, "reward": 0.4, "kl": 0.0, "no_signal": 0.75, "clipped": 0.0, "dev_reward": 0.55}

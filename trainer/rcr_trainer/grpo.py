@@ -38,8 +38,7 @@ from rcr_trainer.training.environment import Development, Environment, Tally
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
 from rcr_trainer.training.rollout import Sequences
-from rcr_trainer.training.runner import Job, Runner
-from rcr_trainer.training.state import Figures, Result
+from rcr_trainer.training.runner import Figures, Job, Result, Runner
 
 logger = logging.getLogger(__name__)
 

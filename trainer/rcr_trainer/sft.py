@@ -39,8 +39,7 @@ from rcr_trainer.training.environment import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.registry import LOSSES, SFTSettings
 from rcr_trainer.training.rollout import states
-from rcr_trainer.training.runner import Job, Runner
-from rcr_trainer.training.state import Figures, Result
+from rcr_trainer.training.runner import Figures, Job, Result, Runner
 from rcr_trainer.training.supervision import (
     Batch,
     HardNegatives,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 
-from rcr_trainer.training.state import Result
+from rcr_trainer.training.runner import Result
 
 _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "kl": (

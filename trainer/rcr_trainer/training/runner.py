@@ -6,36 +6,73 @@ A stage supplies three functions, and decides what a round is (an epoch of SFT, 
     learn(that)    → figures; takes optimiser steps (`Runner.step`, `Runner.advance`)
     evaluate()     → figures on development queries, every `every` rounds and after the last
 
-The state is saved after a round, unless the last save was very recent, and whenever `collect` or `evaluate` fails (a
-spent budget, an interruption). A resumed run continues after the last round, or with its evaluation if that was cut
-short: it learns nothing twice, and loses no answer that was paid for.
+The state is weights, best weights, optimiser and position, in safetensors and JSON, no pickle; as generators are seeded
+by the position, it holds no random state. It is saved after a round, unless the last save was very recent, and whenever
+`collect` or `evaluate` fails (a spent budget, an interruption). A resumed run continues after the last round, or with
+its evaluation if that was cut short: it learns nothing twice, and loses no answer that was paid for.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from langchain_rcr.basics.files import atomic_directory, write_text
 from langchain_rcr.basics.progress import bar
 from langchain_rcr.errors import CheckpointError
+from langchain_rcr.policy.manifest import seal, verify
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import StageSettings
-from rcr_trainer.training.state import Figures, Result, TrainingState
 
 MaterialT = TypeVar("MaterialT")
+Figures = dict[str, float]
 Log = Callable[[int, Figures], None]
 """Called with the round (0: before training) and its figures after every round, in every process."""
+
+SAVE_EVERY_S = 20.0
+"""Seconds between saves, or 20 times as long as the last one took. A kill costs at most this much work."""
+
+
+@dataclass(slots=True)
+class Result:
+    """The result of training; the model itself holds the best weights.
+
+    Args:
+        stage: sft or grpo.
+        processes: how many train together.
+        rounds: rounds trained: epochs of SFT, batches of GRPO.
+        steps: steps taken, of those the learning rate was planned for.
+        best_round: the round whose weights are kept, 0 for those before training.
+        best_score: its development figure; NaN without development queries.
+        since_best: evaluations since then.
+        history: the figures of each round that was evaluated.
+        pending: the figures of a round whose evaluation is still to come; None: there is no such round.
+    """
+
+    stage: str
+    processes: int = 1
+    rounds: int = 0
+    steps: int = 0
+    best_round: int = 0
+    best_score: float = math.nan
+    since_best: int = 0
+    history: list[Figures] = field(default_factory=list)
+    pending: Figures | None = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +133,9 @@ class Runner:
         self.best_by = best_by if config.keep == "best" else ""
         self.bar: Any = None
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
-        self.parameters = list(parameters.values())
+        self.parameters, self.result = parameters, Result(stage, job.processes.size)
+        self._best: dict[str, Tensor] = {}
+        self._saved_at, self._took = time.monotonic(), 0.0
         rates = rates or {}
         # One group per learning rate: the optimiser updates a group at once.
         groups: dict[float, list[nn.Parameter]] = {}
@@ -106,14 +145,8 @@ class Runner:
             [{"params": each, "rate": rate} for rate, each in groups.items()],
             lr=config.lr,
             weight_decay=config.weight_decay,
-            fused=True if all(each.is_cuda for each in self.parameters) else None,
+            fused=True if all(each.is_cuda for each in parameters.values()) else None,
         )
-        self.state = TrainingState(parameters, self.optimizer, Result(stage, job.processes.size))
-
-    @property
-    def result(self) -> Result:
-        """How far training has come."""
-        return self.state.result
 
     @property
     def lr(self) -> float:
@@ -158,7 +191,7 @@ class Runner:
                 self.result.pending = figures
                 self._finish_round(evaluate)
                 self._save(force=self.at_end)
-        self.state.restore_best()
+        self._put(self._best)
         self.job.model.eval()
         return self.result
 
@@ -173,8 +206,9 @@ class Runner:
         """
         self.optimizer.zero_grad(set_to_none=True)
         backward()
-        self.processes.sum_gradients(self.parameters)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.config.max_grad_norm or math.inf))
+        parameters = list(self.parameters.values())
+        self.processes.sum_gradients(parameters)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or math.inf))
         if not math.isfinite(norm):
             where = f"{self.result.stage}.lr = {self.config.lr:g}"
             raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
@@ -201,7 +235,7 @@ class Runner:
             if score > result.best_score or math.isnan(result.best_score):  # NaN never beats a number
                 result.best_round, result.best_score, result.since_best = result.rounds, score, 0
                 if not math.isnan(score):  # else the last weights are kept
-                    self.state.keep_best()
+                    self._best = {name: each.detach().cpu().clone() for name, each in self.parameters.items()}
             result.history.append(figures)
         result.pending = None
         if self.job.log is not None:
@@ -216,21 +250,72 @@ class Runner:
             raise
 
     def _save(self, *, force: bool) -> None:
-        if self.job.state_folder is not None and self.processes.first:
-            self.state.save(self.job.state_folder, force=force)
+        """Write the state atomically; unless forced, only if the last write was some time ago."""
+        began, folder = time.monotonic(), self.job.state_folder
+        due = force or began - self._saved_at >= SAVE_EVERY_S * max(1.0, self._took)
+        if folder is None or not self.processes.first or not due:
+            return
+        tensors: dict[str, Tensor] = {f"model.{name}": tensor for name, tensor in self.parameters.items()}
+        tensors |= {f"best.{name}": tensor for name, tensor in self._best.items()}
+        for number, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer.{number}.{slot}": value for slot, value in slots.items()}
+        copies = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+        with atomic_directory(folder) as path:
+            save_file(copies, path / "state.safetensors")
+            write_text(path / "state.json", json.dumps(asdict(self.result)))  # with NaN, which Python reads back
+            seal(path)
+        self._saved_at = time.monotonic()
+        self._took = self._saved_at - began
 
     def _resume(self) -> None:
         """Continue from a saved state, in all processes or in none."""
-        ours, folder = self.result, self.job.state_folder
-        found = folder is not None and self.state.load(folder)
-        theirs = self.result
-        if theirs.processes != ours.processes:
+        folder, now = self.job.state_folder, self.processes.size
+        found = folder is not None and folder.is_dir()
+        if folder is not None and found:
+            self._load(folder)
+        result = self.result
+        if result.processes != now:
             raise CheckpointError(
-                f"{folder} was written by {theirs.processes} processes that trained together, and now there are "
-                f"{ours.processes}: start as many, or delete it to start afresh"
+                f"{folder} was written by {result.processes} processes that trained together, and now there are "
+                f"{now}: start as many, or delete it to start afresh"
             )
-        if len(set(self.processes.texts(f"{found} {theirs.rounds} {theirs.steps}"))) > 1:
+        if len(set(self.processes.texts(f"{found} {result.rounds} {result.steps}"))) > 1:
             raise CheckpointError(f"{folder} has not the same content for every process: they must see one file system")
+
+    def _load(self, folder: Path) -> None:
+        """Take over a saved state, or raise a `CheckpointError` if it is damaged or another model's."""
+        try:
+            verify(folder)
+            tensors = load_file(folder / "state.safetensors")
+            result = Result(**json.loads((folder / "state.json").read_text(encoding="utf-8")))
+            weights, best = _part(tensors, "model."), _part(tensors, "best.")
+            wanted = _shapes(self.parameters)
+            if _shapes(weights) != wanted or (best and _shapes(best) != wanted):
+                raise ValueError("its weights are those of another model")
+            slots: dict[int, dict[str, Tensor]] = {}
+            for name, value in _part(tensors, "optimizer.").items():
+                number, slot = name.split(".", 1)
+                slots.setdefault(int(number), {})[slot] = value
+            self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
+        except (CheckpointError, OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
+            raise CheckpointError(
+                f"{folder} can't be resumed from: {' '.join(str(error).split())[:300]}; delete it to start afresh"
+            ) from None
+        self._put(weights)
+        self.result, self._best = result, best
+
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        with torch.no_grad():
+            for name, tensor in weights.items():
+                self.parameters[name].copy_(tensor)
+
+
+def _part(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _shapes(tensors: Mapping[str, Tensor]) -> dict[str, torch.Size]:
+    return {name: tensor.shape for name, tensor in tensors.items()}
 
 
 def linear(step: float, planned: int, warmup: float) -> float:
