@@ -11,9 +11,8 @@ from threading import Thread
 
 import pytest
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs.folder import Run
+from rcr_trainer.runs.folder import LOCK, Run, hold
 from rcr_trainer.runs.layers import load_config
-from rcr_trainer.runs.locking import LOCK, hold
 from rcr_trainer.settings import DataSettings, Settings
 from reports import logged
 

@@ -32,9 +32,8 @@ from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.evaluation.stage import evaluation_stage
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import check_reward
-from rcr_trainer.runs.folder import INCIDENTAL, Run, in_short, names_in
+from rcr_trainer.runs.folder import INCIDENTAL, Run, check_free, hold, in_short, names_in
 from rcr_trainer.runs.layers import differences, load_config
-from rcr_trainer.runs.locking import check_free, hold
 from rcr_trainer.runs.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
 from rcr_trainer.runs.tasks import (
     CORPUS,

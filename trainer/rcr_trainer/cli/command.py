@@ -119,8 +119,7 @@ def _show_report(folder: Path) -> None:
 
 
 def _evaluate(given: argparse.Namespace) -> None:
-    from rcr_trainer.runs.folder import Run
-    from rcr_trainer.runs.locking import hold
+    from rcr_trainer.runs.folder import Run, hold
 
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
     set_threads(run.config.threads)

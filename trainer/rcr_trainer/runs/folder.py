@@ -1,4 +1,4 @@
-"""A run folder: its settings, provenance and results, and which stages are done.
+"""A run folder: its settings, provenance and results, which stages are done, and its lock.
 
     config.yaml       the resolved settings
     run.json          seed, command, git revision, versions, times, status, finished stages
@@ -19,6 +19,7 @@ any moment, the folder is either as before the stage or as after it.
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import platform
@@ -28,8 +29,9 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import remove_abandoned, write_json, write_text
@@ -37,12 +39,14 @@ from langchain_rcr.errors import CheckpointError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.redaction import redact
 from rcr_trainer.runs.layers import differences, run_config, settings, to_yaml
-from rcr_trainer.runs.locking import LOCK, now
 from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
     from langchain_rcr.families.backbone import Known
 
+logger = logging.getLogger(__name__)
+
+LOCK = "run.lock"
 _RESULTS = (
     *("data", "metrics.jsonl", "state", "checkpoint", "checkpoint-sft"),
     *("evaluation.json", "picks.jsonl", "report.md"),
@@ -195,7 +199,7 @@ class Run:
                 self._set_status("interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed")
             raise
         seconds = round(time.perf_counter() - began, 2)
-        self._record["stages"][name] = {"finished": now(), "seconds": seconds, **about}
+        self._record["stages"][name] = {"finished": _now(), "seconds": seconds, **about}
         self._save()
         if self.writes:
             _remove(self.state)
@@ -245,6 +249,70 @@ class Run:
             write_json(self.path / "run.json", self._record)
 
 
+# ---------------------------------------------------------------- the lock
+
+
+@contextmanager
+def hold(folder: Path) -> Iterator[None]:
+    """Keep other processes from writing into a run folder, created if missing, until the block ends.
+
+    The kernel frees the lock when its process ends, however it ends. A file system without locks (NFS has them) gets a
+    warning instead.
+
+    Raises:
+        ConfigError: another process works on the run, or nothing can be written there.
+    """
+    try:
+        if folder.exists() and not folder.is_dir():
+            raise ConfigError(f"{folder} is a file: give the run another name, or output")
+        folder.mkdir(parents=True, exist_ok=True)
+        file = (folder / LOCK).open("a+", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{folder} can't be written: {error.strerror}") from None
+    with file:
+        _take(file, folder)
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
+        file.flush()
+        yield
+
+
+def check_free(folder: Path) -> None:
+    """Refuse a run folder as `hold` does if another process works on it; writes nothing."""
+    if (folder / LOCK).is_file():
+        with (folder / LOCK).open(encoding="utf-8") as file:
+            _take(file, folder)
+
+
+def _take(file: TextIO, folder: Path) -> None:
+    try:
+        if sys.platform == "win32":
+            import msvcrt
+
+            file.seek(1 << 20)  # past the text, which others must be able to read
+            msvcrt.locking(file.fileno(), msvcrt.LK_NBLCK, 1)
+        else:
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except (BlockingIOError, PermissionError):
+        file.seek(0)
+        holder = file.read() or "another process"
+        raise ConfigError(
+            f"{folder} is in use by {holder}: wait until that ends, or give this run another name"
+        ) from None
+    except OSError as error:
+        logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
+
+
+# ---------------------------------------------------------------- the record and the files
+
+
+def _now() -> str:
+    """The time in UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def _provenance(config: Settings) -> dict[str, Any]:
     """The record that a run starts with."""
     return {
@@ -255,7 +323,7 @@ def _provenance(config: Settings) -> dict[str, Any]:
         "git": _git_revision(),
         "versions": library_versions(),
         "platform": platform.platform(),
-        "started": now(),
+        "started": _now(),
         "status": "running",
         "stages": {},
     }
