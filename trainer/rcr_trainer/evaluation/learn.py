@@ -194,7 +194,14 @@ class Estimates:
     """
 
     def __init__(self, policy: Policy, logged: Logged, fitted: Logged | None = None) -> None:
-        self._policy, self._logged, self._fitted = policy, logged, fitted
+        self._policy, self._logged, self._features = policy, logged, policy.described(logged, logged.picks)
+        # Which questions are predicted from which other questions' features and outcomes.
+        if fitted is not None:
+            every, features = np.ones(len(logged.asked), dtype=bool), policy.described(fitted, fitted.picks)
+            self._fitting = [(every, features, fitted.outcomes)]
+        else:
+            first = halves(logged.asked, policy.seed + 1)
+            self._fitting = [(at, self._features[~at], logged.outcomes[~at]) for at in (first, ~first)]
 
     def of(self, variant: Variant) -> tuple[FloatArray, float]:
         """How much more a variant earns on each question (B,), and the share of its picks that could be drawn."""
@@ -217,19 +224,6 @@ class Estimates:
         gain, reached = self.of(variant)
         totals = np.bincount(self._logged.asked, gain - gain.mean())
         return float(gain.mean() - 2 * np.sqrt(totals @ totals) / len(gain)) if reached >= REACHED else None
-
-    @cached_property
-    def _features(self) -> FloatArray:
-        return self._policy.described(self._logged, self._logged.picks)
-
-    @cached_property
-    def _fitting(self) -> list[tuple[NDArray[np.bool_], FloatArray, FloatArray]]:
-        """Which questions are predicted from which other questions' features and outcomes."""
-        if self._fitted is not None:
-            features = self._policy.described(self._fitted, self._fitted.picks)
-            return [(np.ones(len(self._logged.asked), dtype=bool), features, self._fitted.outcomes)]
-        first = halves(self._logged.asked, self._policy.seed + 1)
-        return [(at, self._features[~at], self._logged.outcomes[~at]) for at in (first, ~first)]
 
 
 def _parts(logged: Logged, pool: PoolVectors) -> Iterator[slice]:

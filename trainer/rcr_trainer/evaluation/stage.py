@@ -98,7 +98,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
 
 
 def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, picks: Picks) -> None:
-    """Write a comparison, but leave an earlier one in place while this one still waits for answers."""
+    """Write a comparison, also into the model card, but leave an earlier one while this one still waits for answers."""
     if asks and report.answers is None and run.done("evaluation"):
         return
     write_picks(run.path, picks)
@@ -106,7 +106,17 @@ def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, pi
     write_text(run.path / MARKDOWN, report_text(run.config.name, report, picks))
     # `evaluation.answer…` only changes which questions are answered, so the card stays valid.
     if all(change.startswith("evaluation.answer") for change in report.changed):
-        write_text(run.checkpoint / CARD, _card(run.config, policy, report))
+        figures = {name: getattr(report.selectors[OURS], name) for name in get_args(Metric)}
+        card = model_card(
+            policy.config,
+            policy.spec,
+            name=run.config.name,
+            datasets=run.config.data.public,
+            k=report.k,
+            metrics={name: value for name, value in figures.items() if value is not None},
+            measured_on=f"{report.n} {report.part} questions, split {report.split}",
+        )
+        write_text(run.checkpoint / CARD, card)
 
 
 def policy_picks(model: TriEncoder, task: Task, split: str, held_out: HeldOut) -> PickFunction:
@@ -142,20 +152,6 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
             if encoder.backbone is not None:
                 encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
     return policies
-
-
-def _card(config: Settings, model: TriEncoder, report: EvaluationReport) -> str:
-    """The model card of the run's checkpoint, with its figures."""
-    found = {name: getattr(report.selectors[OURS], name) for name in get_args(Metric)}
-    return model_card(
-        model.config,
-        model.spec,
-        name=config.name,
-        datasets=config.data.public,
-        k=report.k,
-        metrics={name: value for name, value in found.items() if value is not None},
-        measured_on=f"{report.n} {report.part} questions, split {report.split}",
-    )
 
 
 def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: Mapping[str, str]) -> Answerer | None:
