@@ -197,8 +197,8 @@ class FaissTable(Table):
         """
         with self._shared.entered() as index:
             selector = None
-            if self._allowed is not None:
-                selector = faiss.IDSelectorBitmap(np.packbits(self._allowed, bitorder="little"))
+            if self.size < len(self):
+                selector = faiss.IDSelectorBitmap(np.packbits(self.allowed, bitorder="little"))
             elif index.ntotal > len(self):
                 selector = faiss.IDSelectorRange(0, len(self))
             if isinstance(index, faiss.IndexHNSW) and not everything:

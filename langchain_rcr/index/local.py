@@ -75,32 +75,26 @@ class Table(ABC):
         self.rows = rows if isinstance(rows, _Rows) else _Rows(rows)
         self._context = growing(vectors.context)
         self._longest = longest(vectors.candidate)
-        self._allowed: BoolArray | None = None
         self.size = len(vectors.candidate)
         """How many candidates can be found."""
+        self.allowed = np.ones(self.size, dtype=bool)
+        """(N,) which these are."""
 
     def __len__(self) -> int:
         return len(self._context.rows)
-
-    @property
-    def allowed(self) -> BoolArray:
-        """(N,) which rows can be found."""
-        return np.ones(len(self), dtype=bool) if self._allowed is None else self._allowed
 
     def extended(self, vectors: PoolVectors) -> Self:
         """This table with more vectors, all of which can be found. Called by one thread at a time."""
         table, more = copy.copy(self), len(vectors.candidate)
         table._context = self._context.extended(vectors.context)
         table._longest = float(np.maximum(self._longest, longest(vectors.candidate)))
-        table.size += more
-        if self._allowed is not None:
-            table._allowed = np.append(self._allowed, np.ones(more, dtype=bool))
+        table.size, table.allowed = self.size + more, np.append(self.allowed, np.ones(more, dtype=bool))
         return table
 
     def allowing(self, allowed: BoolArray) -> Self:
         """This table where only the rows in `allowed` (N,) can be found."""
         table = copy.copy(self)
-        table._allowed, table.size = allowed, int(np.count_nonzero(allowed))
+        table.allowed, table.size = allowed, int(np.count_nonzero(allowed))
         return table
 
     def vectors(self, keys: IntArray) -> FloatArray:

@@ -88,8 +88,8 @@ class MatrixTable(Table):
             if screened is not None:
                 return *screened, None
         scores = product(states, self._candidate.rows) if self._steps is None else self._steps.scores(states)
-        if self._allowed is not None:
-            np.copyto(scores, -np.inf, where=~self._allowed)
+        if self.size < len(self):
+            np.copyto(scores, -np.inf, where=~self.allowed)
         for at in range(len(states)):
             scores[at][exclude[at]] = -np.inf
         find = best if self._steps is None else self._steps.best
@@ -106,9 +106,7 @@ class MatrixTable(Table):
         for at, state in enumerate(states):
             for count in _LOOKED_AT:
                 near, ceiling = self._coarse.nearest(state, count)
-                near = near[~np.isin(near, exclude[at])]
-                if self._allowed is not None:
-                    near = near[self._allowed[near]]
+                near = near[~np.isin(near, exclude[at]) & self.allowed[near]]
                 found, values = in_order(near, rows[near] @ state, float(margin[at]), t)
                 if len(found) == t and values.min() - margin[at] > ceiling:
                     keys[at], logits[at] = found, values
@@ -165,8 +163,8 @@ class ColumnTable(MatrixTable):
     def _near(self, rows: SparseRows, state: FloatArray, count: int) -> IntArray:
         """Keys of roughly the `count` best rows by the state's largest columns."""
         scores = rows.partly(state, int(_READ * len(rows)))
-        if self._allowed is not None:
-            scores *= self._allowed
+        if self.size < len(self):
+            scores *= self.allowed
         some = scores[:: max(1, min(_SAMPLED, len(rows) // count))]
         best = np.sort(some[some > 0])[-max(1, count * len(some) // len(rows)) :]
         return np.flatnonzero(scores >= best[0]) if len(best) else np.empty(0, dtype=np.int64)
