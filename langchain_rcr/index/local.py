@@ -159,7 +159,9 @@ class LocalIndex(InThisThread, ABC):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._lock = threading.Lock()
-        self._fill(self._now)
+        table = copy.copy(self._now)
+        table.rows = _Rows(table.rows)  # a shallow copy's own, as both go on adding
+        self._fill(table)
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.count()} examples)"

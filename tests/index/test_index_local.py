@@ -246,7 +246,7 @@ def test_pickles_and_copies(index):
     fill(index, 130, level=1)  # enough for inverted lists
     index.delete(["0-3", "0-7"])
     states = np.random.default_rng(2).normal(size=(5, 4)).astype(np.float32)
-    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index)):
+    for other in (pickle.loads(pickle.dumps(index)), copy.deepcopy(index), copy.copy(index)):
         for where in (None, parse_filter({"level": 1})):
             with reading(index, where) as mine, reading(other, where) as theirs:
                 assert theirs.size == 128
@@ -257,6 +257,9 @@ def test_pickles_and_copies(index):
         other.delete(["0-0"])
         assert (other.count(), index.count()) == (128, 128)
         assert index.known(["only there", "0-0"]) == {"0-0"}
+        index.add(rows_of("only here"), vectors(np.random.default_rng(2), 1))
+        assert (everything(other)[-1], everything(index)[-1]) == ("only there", "only here")
+        index.delete(["only here"])
         with pytest.raises(CheckpointError):
             other.bind("another", 4)
 
