@@ -86,6 +86,7 @@ TOO_LONG = [
         (StatusError(404), AccessError, "llm.model"),
         (StatusError(429, body={"code": "insufficient_quota"}), AccessError, "add credit"),
         (StatusError(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
+        (StatusError(400, "Your credit balance is too low to access the Anthropic API"), AccessError, "add credit"),
         (StatusError(400, body={"code": "context_length_exceeded"}), TooLongError, "fewer or shorter examples"),
         (StatusError(400, "This model's maximum context length is 9"), TooLongError, "fewer or shorter examples"),
         *((StatusError(*said), TooLongError, "fewer or shorter examples") for said in TOO_LONG),

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
-from typing import Any
 
 from langchain_rcr.errors import RCRError
 from rcr_trainer.llm.redaction import redact
@@ -90,9 +89,9 @@ _STOPS: dict[int | str, tuple[type[LLMError], str]] = {
 }
 """What another attempt can't fix, by status or other sign: the error, and what to do about it."""
 
-_NO_MONEY = {"insufficient_quota", "billing_hard_limit_reached", "billing_not_active", "insufficient_balance"}
-# Codes and words of OpenAI, Azure, Anthropic and LiteLLM; of these, vLLM, llama.cpp (which says 500 to what it doesn't
-# support), TGI and Gemini.
+# Codes and words of OpenAI, Azure, Anthropic and LiteLLM; the last also of vLLM, llama.cpp (which says 500 to what it
+# doesn't support), TGI and Gemini.
+_NO_MONEY = re.compile("insufficient_(quota|balance)|billing_(hard_limit_reached|not_active)|credit balance is too low")
 _FILTERED = re.compile(
     "content.?(filter|policy.?violation|management policy)|invalid_prompt|responsibleaipolicyviolation"
 )
@@ -147,12 +146,12 @@ class Diagnosis:
         return Fault("stop", "error", stopped)
 
     def _by_status(self, error: Exception, status: int, said: str) -> Fault:
-        codes, headers = _codes(error), getattr(getattr(error, "response", None), "headers", {})
-        told = " ".join([*codes, str(getattr(error, "message", None) or error)]).lower()
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        told = " ".join(str(getattr(error, name, "")) for name in ("message", "args", "code", "type", "body")).lower()
         if status < 500 and _FILTERED.search(told):
             return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
         which: int | str = status if status in _STOPS else "other"
-        if status == 402 or not codes.isdisjoint(_NO_MONEY):
+        if status == 402 or _NO_MONEY.search(told):
             which = "no_money"
         elif which == "other" and status != 429 and _TOO_LONG.search(told):
             which = "too_long"
@@ -198,15 +197,3 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         seen.add(id(error))
         yield error
         error = error.__cause__ or error.__context__
-
-
-def _codes(error: Exception) -> frozenset[str]:
-    found = [getattr(error, "code", None), getattr(error, "type", None)]
-    body: Any = getattr(error, "body", None)
-    if isinstance(body, Mapping):
-        inner = body.get("error")
-        for part in (body, inner if isinstance(inner, Mapping) else {}):
-            found += [part.get("code"), part.get("type")]
-            deeper = part.get("innererror")
-            found += [deeper.get("code")] if isinstance(deeper, Mapping) else []
-    return frozenset(str(code).lower() for code in found if code is not None)
