@@ -100,14 +100,6 @@ def _clusters(programs: Sequence[frozenset[str]]) -> NDArray[np.int64]:
     shared, sizes = (have @ have.T).toarray(), np.diff(starts).astype(np.float32)
     distances = 1 - shared / np.maximum(sizes[:, None] + sizes - shared, 1)
     tree = linkage(squareform(distances, checks=False), "average")
-
-    def after(merges: int) -> NDArray[np.int64]:
-        height = tree[merges - 1, 2] if merges else -1.0
-        return np.asarray(fcluster(tree, height, "distance") - 1, dtype=np.int64)
-
-    low, high = 0, len(tree)  # number of merges: 0 leaves single programs, all make one cluster
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = np.bincount(after(middle)).max() <= max(1, LARGEST * len(programs))
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return after(low)
+    _, _, heights, counts = tree.T  # of each merge, and of the cluster that it makes
+    lowest = heights[counts > max(1, LARGEST * len(programs))].min(initial=np.inf)
+    return np.asarray(fcluster(tree, np.nextafter(lowest, -1), "distance") - 1, dtype=np.int64)
