@@ -25,6 +25,9 @@ _QUOTED = r"""'[^'\\]*(?:(?:\\.|'')[^'\\]*)*'|"[^"\\]*(?:(?:\\.|"")[^"\\]*)*\"""
 # The last alternative consumes the rest of the text, so that one unclosed quote costs one scan, not one per quote.
 _TOKEN = re.compile(rf"""[^\s()\[\],'"][^\s()\[\],]*|[()\[\],]|{_QUOTED}|['"].*""", re.DOTALL)
 _IS_QUOTED = re.compile(_QUOTED, re.DOTALL)
+_KINDS = {"'": "q", '"': "q", **{bracket: bracket for bracket in "()[],"}}
+_NO_PROGRAM = re.compile(r"^[^wq]|[(\[,][(\[,]|,[)\]]|,$|[)\]][wq]|\)[(\[]|q[^,)\]]|wq")
+"""Neighbours that the grammar rules out; w is a word, q a quoted value."""
 
 
 class FunctionalParser:
@@ -37,44 +40,34 @@ class FunctionalParser:
         tokens: list[str] = _TOKEN.findall(text)
         if not tokens or (tokens[-1][0] in "'\"" and not _IS_QUOTED.fullmatch(tokens[-1])):
             return None
-        return _parse(tokens)
+        kinds = "".join([_KINDS.get(lexeme[0], "w") for lexeme in tokens])
+        return None if _NO_PROGRAM.search(kinds) else _parse(tokens)
 
 
 def _parse(tokens: list[str]) -> Tree | None:
     terms: list[Tree] = []  # the finished terms of the open bracket
     words: list[str] = []  # the words of the term being read
-    args: list[Tree] | None = None  # the arguments of words[-1] after a closed square bracket
-    term: Tree | None = None  # the term, once only a comma or a closing bracket may follow
-    promised = False  # whether a comma requires one more term
+    args: list[Tree] = []  # the arguments of words[-1] in closed square brackets
     outer: list[tuple[str, list[Tree], list[str], list[Tree]]] = []  # opening brackets, and what precedes them
-    for lexeme in tokens:
+    for lexeme in [*tokens, ","]:
         if lexeme in "([":
-            if not words:
-                return None
-            outer.append((lexeme, terms, words, args or []))
-            terms, words, args, promised = [], [], None, False
+            outer.append((lexeme, terms, words, args))
+            terms, words, args = [], [], []
         elif lexeme in ")],":
             if words:
-                term = chain(words, args or [])
-            if not outer or (term is None and (promised or lexeme == ",")):
-                return None
-            terms += [term] if term is not None else []
-            words, args, term, promised = [], None, None, lexeme == ","
-            if promised:
-                continue
-            inside = terms
-            opening, terms, words, before = outer.pop()
-            if (opening == "(") != (lexeme == ")"):
-                return None
-            args = before + inside
+                terms.append(chain(words, args))
+                words, args = [], []
+            if lexeme != ",":
+                inside = terms
+                opening, terms, words, args = outer.pop() if outer else ("", [], [], [])
+                if opening + lexeme not in ("()", "[]"):
+                    return None
+                args = args + inside
             if lexeme == ")":
-                term, words, args = chain(words, args), [], None
-        elif term is not None or args is not None or (lexeme[0] in "'\"" and words):
-            return None
+                terms.append(chain(words, args))
+                words, args = [], []
         elif lexeme[0] in "'\"":
-            term = Tree(lexeme)
+            terms.append(Tree(lexeme))
         else:
             words.append(lexeme)
-    if outer:
-        return None
-    return chain(words, args or []) if words else term
+    return terms[0] if not outer and len(terms) == 1 else None
