@@ -11,7 +11,7 @@ from plain_reader import run
 from langchain_rcr import Item, PoolError
 from langchain_rcr.basics.rows import Growing, GrowingSparse, SparseRows, longest, product, sparse, taken
 from langchain_rcr.families.state import SaturatingState
-from langchain_rcr.families.structure.words import WORDS
+from langchain_rcr.families.structure.shown import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 from langchain_rcr.policy.constraints import DifferentPrograms

@@ -11,7 +11,7 @@ from langchain_rcr.families import structure
 from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.homes import HOMES, home_hashes, home_rows, learn_homes, sole_homes, useful
 from langchain_rcr.families.structure.inventory import SPARE
-from langchain_rcr.families.structure.words import WORDS
+from langchain_rcr.families.structure.shown import WORDS
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec

@@ -11,7 +11,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family, structure
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.structure.inventory import SPARE
-from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
+from langchain_rcr.families.structure.shown import WORDS, rarity, word_rows
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 

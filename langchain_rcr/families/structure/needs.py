@@ -34,9 +34,8 @@ from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Desc
 from langchain_rcr.families.structure.homes import HOMES, home_hashes, home_rows, sole_homes, useful
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
 from langchain_rcr.families.structure.kernel import Views, nearest_held_out
-from langchain_rcr.families.structure.shown import FULL_LENGTH
+from langchain_rcr.families.structure.shown import FULL_LENGTH, WORDS, rarity, word_rows
 from langchain_rcr.families.structure.tokens import TokenBags
-from langchain_rcr.families.structure.words import WORDS, rarity, word_rows
 
 _UNFITTED = 1e-6
 """ε before fitting, small enough for a draft to outweigh it."""
