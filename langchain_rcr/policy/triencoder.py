@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.extras import installed
 from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import printable
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import Family, ModelSettings, get_family
@@ -292,7 +293,7 @@ class TriEncoder(Module):
                 be used.
         """
         items = readable(items)
-        parsed = sum(bool(spec.structures(item.target)) for item in items)
+        parsed = sum(bool(spec.structures(item.target)) for item in track(items, "reading programs"))
         too_few = len(items) < FEWEST or 0 < parsed < FEWEST
         if items and too_few:
             logger.warning(

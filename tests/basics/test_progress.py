@@ -5,9 +5,11 @@ import sys
 
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
+from rcr_trainer.data import Example, unparsed
 
 from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex
 from langchain_rcr.basics import progress
+from langchain_rcr.programs import ProgramSpec
 
 
 class Terminal(io.StringIO):
@@ -56,3 +58,17 @@ def test_adding_examples_shows_how_far_it_is(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_quick_work_shows_no_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "encoding" not in shown_on(Terminal(), monkeypatch, delay=60)
+
+
+@pytest.mark.parametrize("reader", ["file", "fit"])
+def test_reading_programs_for_the_first_time_shows_how_far_it_is(reader: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    examples, screen = [Example(str(n), f"question {n}", f"count({n})") for n in range(30)], Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(progress, "DELAY_S", 0)
+    if reader == "file":
+        assert unparsed(examples, ProgramSpec()) == []
+    else:
+        monkeypatch.setattr(TriEncoder, "build", lambda *items, **settings: 1 / 0)  # would read them again
+        with pytest.raises(ZeroDivisionError):
+            TriEncoder.fitted([each.item for each in examples], spec=ProgramSpec(), family="lexical")
+    assert "reading programs: 0/30" in screen.getvalue()

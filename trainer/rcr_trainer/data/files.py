@@ -17,6 +17,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
@@ -155,7 +156,7 @@ def text_fields(path: str | Path, sample: int) -> list[str]:
 
 def unparsed(examples: Sequence[Example], spec: ProgramSpec) -> list[str]:
     """The ids of the examples whose target isn't a program in the language of `spec`."""
-    return [example.id for example in examples if not spec.structures(example.target)]
+    return [each.id for each in track(examples, "reading programs") if not spec.structures(each.target)]
 
 
 # ---------------------------------------------------------------- rows → examples
