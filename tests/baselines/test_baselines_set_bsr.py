@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import torch
@@ -174,3 +176,17 @@ def test_with_a_transformer_end_to_end(bert):
     selector = SetBSRSelector(examples, embed_tokens=lambda texts: backbone.read(texts)[1], k=1)
     for entry in examples:
         assert selector.select_examples(entry) == [entry]
+
+
+def test_token_vectors_are_held_twice_at_most():
+    texts = [str(n) for n in range(400)]
+
+    def large(texts):
+        return [np.full((20, 128), 0.5, dtype=np.float32) for _ in texts]
+
+    tracemalloc.start()
+    try:
+        make(texts, embed_tokens=large).pick(["question"], 1)
+        assert tracemalloc.get_traced_memory()[1] < 2.3 * len(texts) * 20 * 128 * 4
+    finally:
+        tracemalloc.stop()

@@ -41,7 +41,9 @@ class SetBSRSelector(Baseline):
         """How many tokens each text has (n,), and the unit vectors of all tokens (P, D), text after text."""
         embed_tokens: Any = self.resources.embed_tokens
         found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
-        return np.array([len(vectors) for vectors in found], dtype=np.int64), unit(np.concatenate(found))
+        lengths, vectors = np.array([*map(len, found)], dtype=np.int64), np.concatenate(found)
+        del found  # of a large pool, gigabytes
+        return lengths, unit(vectors)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)
