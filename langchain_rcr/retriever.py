@@ -167,8 +167,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         query = query_of(input_variables, self.input_keys, self.source_keys)
         options = self.options_for(input_variables)
         drafts = None if draft is None else {query: draft}
-        (found,) = await self._select(False, is_async, [query], drafts=drafts, **options)
-        return [self._shown(pick) for pick in found.picks]
+        (picks,) = await self._select(False, is_async, [query], drafts=drafts, **options)
+        return [self._shown(pick) for pick in picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
         """The options that a prompt's variables imply: the value of `group`, or of the preferred field.
@@ -244,8 +244,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
         options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
-        found = InThisThread().run(self._select(True, False, inputs, config, **options))
-        return [getattr(one, "documents", one) for one in found]
+        return InThisThread().run(self._select(True, False, inputs, config, **options))
 
     async def abatch(
         self,
@@ -258,8 +257,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     ) -> list[list[Document]]:
         """`batch`, awaited."""
         options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
-        found = await self._select(True, True, inputs, config, **options)
-        return [getattr(one, "documents", one) for one in found]
+        return await self._select(True, True, inputs, config, **options)
 
     async def _select(
         self,
@@ -272,10 +270,10 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return_exceptions: bool = False,
         **overrides: Any,
     ) -> list[Any]:
-        """For each question its `Selection`, or its exception; nothing here awaits unless `is_async`.
+        """For each question its picks, or its exception; nothing here awaits unless `is_async`.
 
         Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
-        out unless the caller wants `documents` or callbacks see them.
+        out unless the caller wants `documents`, which it then gets instead of picks, or callbacks see them.
         """
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         about, configs = self._get_ls_params(**overrides), get_config_list(config, len(queries))
@@ -311,7 +309,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         first = next((result for result in results if isinstance(result, Exception)), None)
         if first is not None and not return_exceptions:
             raise first
-        return results
+        return [getattr(one, "documents" if documents else "picks", one) for one in results]
 
     async def _picked(
         self, queries: Sequence[str], drafts: Sequence[str | None], seen: bool, is_async: bool, /, **overrides: Any

@@ -221,17 +221,14 @@ class LocalIndex(InThisThread, ABC):
             table = now.extended(vectors) if start else self._table(vectors, now.rows)
             del now.rows[start:]  # left by a change that failed halfway
             now.rows.extend(rows)
-            self._publish(table, gone)
-            self._keys.update(zip(ids, range(start, start + len(rows)), strict=True))
-            self._compact()
+            self._publish(table, gone, dict(zip(ids, range(start, start + len(rows)), strict=True)))
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
         with self._lock:
             there = self._keys.keys() & set(ids)
             if there:
-                self._publish(self._now, there)
-                self._compact()
+                self._publish(self._now, there, {})
             return len(there)
 
     def known(self, ids: Sequence[str]) -> set[str]:
@@ -262,8 +259,8 @@ class LocalIndex(InThisThread, ABC):
         self._keys = {table.rows[key].id: key for key in np.flatnonzero(table.allowed).tolist()}
         self._now = table
 
-    def _publish(self, table: Table, gone: set[str]) -> None:
-        """Make a change visible at one moment: another table, without the rows of some ids."""
+    def _publish(self, table: Table, gone: set[str], new: dict[str, int]) -> None:
+        """Make a change visible at one moment: another table, without the rows of some ids, with the keys of others."""
         if gone:
             allowed = table.allowed.copy()
             allowed[[self._keys[one] for one in gone]] = False
@@ -271,8 +268,7 @@ class LocalIndex(InThisThread, ABC):
         self._now = table
         for one in gone:
             del self._keys[one]
-
-    def _compact(self) -> None:
+        self._keys |= new
         if 2 * self.count() < len(self._now):
             rows, vectors = self.content()
             self._fill(self._table(vectors, rows))

@@ -91,19 +91,18 @@ def write_jsonl(path: Path, pool: ExamplePool, *, shown: str | os.PathLike[str] 
     for example_id, example in zip(pool.ids, pool.examples, strict=True):
         row = {"id": example_id, "example": example} if "id" in example else {"id": example_id, **example}
         try:
-            line = json.dumps(row, ensure_ascii=False) + "\n"
-            line.encode("utf-8")
-            _check_unchanged(example)
+            lines.append(_line(row))
         except (TypeError, ValueError) as error:
             where = f"example {example_id!r} can't be written to {os.fspath(shown or path)}"
             raise PoolError(f"{where}: {_misfit(example)}") from error
-        lines.append(line)
     write_text(path, "".join(lines))
 
 
-def _check_unchanged(value: Any) -> None:
-    """Raise a TypeError for what JSON would give back as something else; nothing in `value` may contain itself."""
-    containers = [value]
+def _line(row: dict[str, Any]) -> str:
+    """A row as a line of JSON; a ValueError or TypeError if JSON can't hold it, or would give something else back."""
+    line = json.dumps(row, ensure_ascii=False) + "\n"
+    line.encode("utf-8")
+    containers: list[Any] = [row]  # none contains itself, or it would have no line
     for container in containers:
         if isinstance(container, tuple):
             raise TypeError("JSON would make a list of the tuple")
@@ -113,14 +112,14 @@ def _check_unchanged(value: Any) -> None:
                     raise TypeError(f"the key {key!r} is no string")
         parts = container.values() if isinstance(container, dict) else container
         containers += [part for part in parts if isinstance(part, (dict, list, tuple))]
+    return line
 
 
 def _misfit(example: Example) -> str:
     """The first field that JSON can't hold as it is, and why."""
     for name, value in example.items():
         try:
-            json.dumps({name: value}, ensure_ascii=False).encode("utf-8")
-            _check_unchanged({name: value})
+            _line({name: value})
         except (TypeError, ValueError) as error:
             return f"field {name!r}: {error}"
     return "a field that JSON can't hold"
