@@ -141,7 +141,7 @@ class SQLite:
             # Closing the file drops SQLite's locks on it, which is harmless without a connection.
             with open(self._path, "rb") as file:  # noqa: PTH123
                 self._immutable = file.read(20)[18:] == b"\2\2" and not self._seen[0]
-            place = f"file:{quote(self._path)}?mode=ro{'&immutable=1' if self._immutable else ''}"
+            place = f"file:{quote(os.fsencode(self._path))}?mode=ro{'&immutable=1' if self._immutable else ''}"
             # Half the limit is for waiting until others have written, half for the query.
             connection = sqlite3.connect(place, uri=True, timeout=self._timeout / 2)
             connection.execute("PRAGMA temp_store = MEMORY")  # so that sorts count as memory and don't fill the disk

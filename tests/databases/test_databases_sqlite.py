@@ -2,12 +2,14 @@
 
 import copy
 import math
+import os
 import pickle
 import sqlite3
 import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -374,6 +376,15 @@ def test_no_query_takes_more_than_twice_its_time_or_more_than_its_memory(databas
         assert told["alive"]
         assert told["cpu"] <= 2 * limit, (program[:80], told)
         assert told["kilobytes"] <= (1 << 29) / 1024, (program[:80], told)
+
+
+def test_a_folder_with_a_name_in_latin_1(tmp_path):
+    folder = tmp_path / os.fsdecode(b"gr\xf6\xdfe")
+    folder.mkdir()
+    with closing(sqlite3.connect(folder / "a.sqlite")) as connection:
+        connection.execute("CREATE TABLE a (x)")
+    with open_database(folder / "a.sqlite") as run:
+        assert run("SELECT count(*) FROM a") == [(0,)]
 
 
 def test_queries_from_many_threads_get_their_own_rows(database):
