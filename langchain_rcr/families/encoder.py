@@ -50,8 +50,7 @@ class Encoder(BaseEncoder, nn.Module):
 
     def taken(self, values: Tensor) -> NDArray[np.float32]:
         """See `BaseEncoder.taken`."""
-        array: NDArray[np.float32] = values.detach().float().cpu().numpy()
-        return array
+        return values.detach().float().cpu().numpy()
 
     def _device(self) -> torch.device:
         first = next(self.parameters(), None)

@@ -77,5 +77,4 @@ def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS)
 
 def likelihoods(present: SparseRows, weights: NDArray[np.float32]) -> NDArray[np.float32]:
     """(N, S) P(s|x), for weights (F + 1, S)."""
-    likely: NDArray[np.float32] = 1 - np.exp(-present.times(weights))
-    return likely
+    return 1 - np.exp(-present.times(weights))

@@ -123,8 +123,7 @@ def word_rows(questions: Sequence[str]) -> SparseRows:
 def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
     """(WORDS,) each column's rarity: log((N + 1) / (n + 1)) if n of the N questions have it, and a little more."""
     counts = np.bincount(word_rows(questions).columns, minlength=WORDS)
-    found: NDArray[np.float32] = (np.log((len(questions) + 1) / (counts + 1)) + _IN_ALL).astype(np.float32)
-    return found
+    return (np.log((len(questions) + 1) / (counts + 1)) + _IN_ALL).astype(np.float32)
 
 
 @lru_cache(maxsize=1 << 14)
