@@ -276,10 +276,6 @@ class Prompt(Section):
         """The start of the answer, on the last line of a text."""
         return _around(self.answer)[0].rstrip()
 
-    def schema_for(self, schema: str, question: str, programs: Sequence[str]) -> tuple[str, bool]:
-        """The part of a schema to show for the question and the picks' programs; and whether to use `elsewhere`."""
-        return fitted(schema, self.schema_budget, question, programs), bool(self.others) and of_others(schema, programs)
-
     def _placed(
         self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None
     ) -> tuple[Prompt, dict[str, Any], list[str]]:
@@ -287,8 +283,9 @@ class Prompt(Section):
         given = {**({"schema": self.db_schema} if self.db_schema else {}), **(fields or {})}
         others = False
         if "schema" in given:
-            programs = [pick.target for pick in picks]
-            given["schema"], others = self.schema_for(str(given["schema"]), question, programs)
+            schema, programs = str(given["schema"]), [pick.target for pick in picks]
+            given["schema"] = fitted(schema, self.schema_budget, question, programs)
+            others = bool(self.others) and of_others(schema, programs)
         if not others:
             return self, given, [""] * len(picks)
         schemas = [str(pick.fields.get("schema") or "") for pick in picks]
