@@ -10,6 +10,7 @@ end of the line.
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree
@@ -32,23 +33,19 @@ class SExpressionParser:
         tokens: list[str] = [token for token in _TOKEN.findall(text) if token[0] != ";"]
         if not tokens or (tokens[-1][0] == '"' and not _IS_STRING.fullmatch(tokens[-1])):
             return None
-        open_lists: list[tuple[int, bool]] = []  # where its elements begin, whether it is quoted
-        heads: list[str] = []
+        opened: list[tuple[str, str, int]] = []  # open lists: the bracket, the head, and where the elements begin
         elements: list[Tree] = []
-        just_opened = False
-        for lexeme in tokens:
+        for before, lexeme in pairwise(["", *tokens]):
             if lexeme[-1] == "(":
-                open_lists.append((len(elements), lexeme[0] == "'"))
-                heads.append(LIST)
+                opened.append((lexeme, LIST, len(elements)))
             elif lexeme == ")":
-                if not heads:
+                if not opened:
                     return None
-                start, is_quoted = open_lists.pop()
-                tree = Tree(heads.pop(), tuple(elements[start:]))
-                elements[start:] = [Tree("quote", (tree,)) if is_quoted else tree]
-            elif just_opened and lexeme[0] != '"':
-                heads[-1] = lexeme
+                bracket, head, start = opened.pop()
+                tree = Tree(head, tuple(elements[start:]))
+                elements[start:] = [Tree("quote", (tree,)) if bracket[0] == "'" else tree]
+            elif before[-1:] == "(" and lexeme[0] != '"':
+                opened[-1] = (before, lexeme, len(elements))
             else:
                 elements.append(Tree(lexeme))
-            just_opened = lexeme[-1] == "("
-        return elements[0] if not heads and len(elements) == 1 else None
+        return elements[0] if not opened and len(elements) == 1 else None
