@@ -53,7 +53,7 @@ _EXPLAINED = re.compile(
 )
 # What isn't closed takes the rest of the text, to cost only one scan.
 _JINJA = re.compile(
-    r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?(?:\}\}|\Z)|\{%.*?(?:%\}|\Z)|\{\#.*?(?:\#\}|\Z))""", re.DOTALL
+    r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?\}\}|\{%.*?%\}|\{\#.*?\#\})|(\{[{%\#].*)""", re.DOTALL
 )
 _LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
@@ -162,14 +162,13 @@ def _without_jinja(text: str) -> tuple[str, list[str], list[str]]:
     blocks: list[str] = []
     at, begins = 0, True  # only blanks, comments and blocks so far
     for match in _JINJA.finditer(text):
+        if match[2]:
+            raise ValueError("Jinja that isn't closed")
         before, block, at = text[at : match.start()], match[1], match.end()
         parts += [before, match[0] if block is None else " "]
         begins = begins and not before.strip() and match[0][0] not in "'\""
         if block is None:
             continue
-        is_closed = len(block) >= 4 and block[-2:] == {"{": "}}", "%": "%}", "#": "#}"}[block[1]]
-        if not is_closed:
-            raise ValueError("Jinja that isn't closed")
         said = " ".join(block.split())
         if block[1] == "{" and not begins:
             parts[-1] = f"{PLACEHOLDER}{len(leaves)}__"
