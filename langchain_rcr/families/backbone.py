@@ -266,10 +266,9 @@ def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float3
     """What LangChain embeddings returned for `count` texts, as an array (count, dim); an `InputError` if not."""
     try:
         found = np.asarray(rows)
-        sound = found.ndim == 2 and found.dtype.kind in "fiu"
     except (TypeError, ValueError):  # rows of different lengths
-        sound = False
-    if not sound:
+        found = np.empty(0)
+    if found.ndim != 2 or found.dtype.kind not in "fiu":
         raise InputError("embeddings must return vectors of real numbers, all of one length")
     if found.shape != (count, dim or found.shape[1]) or not found.shape[1]:
         raise InputError(f"embeddings returned shape {found.shape}, expected {(count, dim or 'any number above 0')}")
