@@ -100,9 +100,8 @@ class Found(NamedTuple):
     @classmethod
     def of(cls, document: Document) -> Found:
         """What a document holds."""
-        row, metadata = loaded(document), document.metadata
-        both = np.frombuffer(base64.b64decode(metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
-        return cls(int(metadata["rcr_key"]), Row(row["id"], row["example"], row["program"]), both[0], both[1])
+        both = np.frombuffer(base64.b64decode(document.metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
+        return cls(int(document.metadata["rcr_key"]), Row(**_loaded(document)), *both)
 
 
 class StoredDocuments:
@@ -182,7 +181,7 @@ class StoredDocuments:
     def _headers(self) -> list[Header]:
         """The newest first."""
         documents = self.by_names([self.name_of(one) for one in _HEADERS], 0)
-        headers = [Header(**loaded(document)) for document in documents]
+        headers = [Header(**_loaded(document)) for document in documents]
         return sorted(headers, key=lambda header: header.turn, reverse=True)
 
     def write_header(self, header: Header) -> None:
@@ -236,7 +235,7 @@ class StoredDocuments:
                 f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
             )
         wanted = set(names)
-        return [one for one in documents if self.name_of(_id(loaded(one))) in wanted]
+        return [one for one in documents if self.name_of(_id(_loaded(one))) in wanted]
 
     def put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
         """Add documents with their vectors (n, D + 1).
@@ -275,7 +274,7 @@ class StoredDocuments:
             PoolError: a field isn't JSON.
         """
         try:
-            text = json.dumps({"id": row.id, "example": row.example, "program": row.program})
+            text = json.dumps(row._asdict())
         except (TypeError, ValueError) as error:
             msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
             raise PoolError(msg) from None
@@ -296,7 +295,7 @@ def _parameter(make: Callable[..., VectorStore]) -> str:
     return found
 
 
-def loaded(document: Document) -> dict[str, Any]:
+def _loaded(document: Document) -> dict[str, Any]:
     """The content of a document's text."""
     found: dict[str, Any] = json.loads(document.page_content)
     return found

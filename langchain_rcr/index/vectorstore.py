@@ -14,14 +14,13 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import numpy as np
-from langchain_core.documents import Document
 from langchain_core.vectorstores import VectorStore
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.rows import FloatArray, IntArray, longest
 from langchain_rcr.errors import CheckpointError, EngineError, InputError
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row, check_ids, check_vectors
-from langchain_rcr.index.documents import Found, Header, StoredDocuments, loaded, store_filter
+from langchain_rcr.index.documents import Found, Header, StoredDocuments, store_filter
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import Near, best_fetched, log_sums, slack
@@ -168,7 +167,7 @@ class VectorStoreIndex(InThisThread):
             each = zip(rows, vectors.candidate, vectors.context, strict=True)
             documents = [self.documents.document(key, *one) for key, one in enumerate(each, start=header.next)]
             ids = [row.id for row in rows]
-            there = self._documents([*ids, *replace], header)
+            there = self._found([*ids, *replace], header)
             gone = sorted(there.keys() & {*replace})
             check_ids(ids, there.keys() - {*gone})
             header = dataclasses.replace(
@@ -187,7 +186,7 @@ class VectorStoreIndex(InThisThread):
             except EngineError:
                 self.documents.remove(ids)
                 if gone:
-                    before = [Found.of(there[one]) for one in gone]
+                    before = [there[one] for one in gone]
                     documents = [self.documents.document(*one) for one in before]
                     self.documents.put(documents, _placed([one.candidate for one in before], bound))
                 raise
@@ -211,10 +210,7 @@ class VectorStoreIndex(InThisThread):
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all that the store finds."""
         header = self._bound()
-        if ids is None:
-            return [one.row for one in self._all(header)]
-        there = map(loaded, self._documents(ids, header).values())
-        return [Row(one["id"], one["example"], one["program"]) for one in there]
+        return [one.row for one in (self._all(header) if ids is None else self._found(ids, header).values())]
 
     def close(self) -> None:
         """Does nothing: stores can't be closed, and the client belongs to the caller."""
@@ -235,10 +231,10 @@ class VectorStoreIndex(InThisThread):
         found = self.documents.nearest(np.ones(header.dim, dtype=np.float32), header.most, own) if header.most else []
         return sorted(found, key=lambda one: one.key)
 
-    def _documents(self, ids: Collection[str], header: Header) -> dict[str, Document]:
-        """The documents of the examples with these ids, by id."""
+    def _found(self, ids: Collection[str], header: Header) -> dict[str, Found]:
+        """The examples with these ids, by id."""
         names = [self.documents.name_of(one) for one in dict.fromkeys(ids) if one]
-        return {loaded(one)["id"]: one for one in self.documents.by_names(names, header.most)}
+        return {one.row.id: one for one in map(Found.of, self.documents.by_names(names, header.most))}
 
     def _passing(self, where: Filter, header: Header) -> list[Found]:
         own = self._translate(where) if self._translate is not None else store_filter(self.documents.store, where)
