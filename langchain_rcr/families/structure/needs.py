@@ -64,6 +64,8 @@ class _Grown(NamedTuple):
     regression: Joined
     labels: NewLabels | None
     """Which questions need a new label."""
+    questions: Sequence[str]
+    """The A added ones."""
     has: NDArray[np.float32]
     """(A, columns + SPARE)."""
     sole: NDArray[np.int64]
@@ -385,20 +387,14 @@ class NumpyNeedEncoder(BaseEncoder):
     def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
         """Take further added examples in."""
         targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
-        had = targets[:, :-SPARE]
         if grown is None:
-            kept = self.tensors()
+            kept, inverse = self.tensors(), self.landmarks.inverse().astype(np.float32)
             padded = np.pad(kept["dual"], ((0, 0), (0, SPARE))), np.pad(kept["mean"], (0, SPARE))
-            joined = Joined(self.landmarks, self.landmarks.inverse().astype(np.float32), *padded).joined(views, targets)
-            sole = self.sole
-        else:
-            joined, _, before, sole = grown
-            joined = joined.joined(views, targets)
-            new, targets = [*self._known, *new], np.concatenate([before, targets])
-        sole = sole_homes(sole, had, views.homes)
-        spare, questions = targets[:, -SPARE:], [item.source for item in new]
-        labels = NewLabels(joined, spare, questions, self.vocabulary) if spare.any() else None
-        return _Grown(joined, labels, targets, sole)
+            grown = _Grown(Joined(self.landmarks, inverse, *padded), None, (), targets[:0], self.sole)
+        joined = grown.regression.joined(views, targets)
+        questions, has = [*grown.questions, *(item.source for item in new)], np.concatenate([grown.has, targets])
+        labels = NewLabels(joined, has[:, -SPARE:], questions, self.vocabulary) if has[:, -SPARE:].any() else None
+        return _Grown(joined, labels, questions, has, sole_homes(grown.sole, targets[:, :-SPARE], views.homes))
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `BaseEncoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""
