@@ -33,10 +33,6 @@ from langchain_rcr.families.model_files import (
 )
 from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
 
-_SALAD, _WORDS = 64, 16
-"""How many texts of random words, and how many words in each, calibrate the ranges of activations before quantising to
-int8."""
-
 
 class OnnxBackbone(LocalBackbone):
     """A frozen BERT, like `TransformerBackbone`; reads each text by itself, so that its vectors are always the same.
@@ -130,7 +126,7 @@ class OnnxBackbone(LocalBackbone):
         stored = copy.copy(self)
         stored.base = INSIDE
         if int8 and not self.small:
-            stored._arrays = bert.smaller(self._shape, self._arrays, self._largest().__getitem__)
+            stored._arrays = bert.smaller(self._arrays)
             stored.__dict__.pop("_session", None)
         return stored
 
@@ -146,22 +142,6 @@ class OnnxBackbone(LocalBackbone):
         kept = {name: self._settings[name] for name in LIMITS if name in self._settings}
         write_json(folder / "tokenizer_config.json", kept | special_tokens(self._settings))
         return INSIDE
-
-    def _largest(self) -> dict[str, NDArray[np.float32]]:
-        """The ranges that `bert.smaller` needs, measured on texts of random words."""
-        names = bert.matrices(self._shape)
-        session = _session(bert.graph(self._shape, self._arrays, watched=names))
-        tokenizer, special = self._tokenizer
-        known = np.array([token for token in range(self._shape.vocab_size) if token not in special])
-        rng, start = np.random.default_rng(0), tokenizer.encode("").ids
-        largest: dict[str, NDArray[np.float32]] = {}
-        for _ in range(_SALAD):
-            ids = [*start[:1], *rng.choice(known, min(_WORDS, self.max_length - 2)).tolist(), *start[1:]]
-            seen = session.run([f"{name}.input" for name in names], {"words": bert.looked_up(self._arrays, ids)})
-            for name, array in zip(names, seen, strict=True):
-                most = np.abs(array[0]).max(axis=0)
-                largest[name] = np.maximum(largest.get(name, most), most)
-        return largest
 
 
 def _session(model: bytes) -> Any:

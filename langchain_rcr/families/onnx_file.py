@@ -16,8 +16,8 @@ MICROSOFT = "com.microsoft"
 """The domain of the operators that ONNX Runtime adds to ONNX's own."""
 _OPSETS = {"": 20, MICROSOFT: 1}
 _IR_VERSION = 9
-_FLOAT, _INT8, _INT64 = 1, 3, 7
-_TYPES = {np.dtype(np.float32): _FLOAT, np.dtype(np.int8): _INT8, np.dtype(np.int64): _INT64}
+_FLOAT, _UINT8, _INT64 = 1, 2, 7
+_TYPES = {np.dtype(np.float32): _FLOAT, np.dtype(np.uint8): _UINT8, np.dtype(np.int64): _INT64}
 
 
 class Graph:
@@ -28,7 +28,7 @@ class Graph:
         self._constants: dict[str, tuple[bytes, memoryview]] = {}  # not copied until the whole file is
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
-        """A constant array: float32, int8 or int64."""
+        """A constant array: float32, uint8 or int64."""
         if name not in self._constants:
             dims = b"".join(_number(1, size) for size in array.shape)
             about = dims + _number(2, _TYPES[array.dtype]) + _text(8, name) + _begun(9, array.nbytes)
