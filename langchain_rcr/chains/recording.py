@@ -27,7 +27,8 @@ class OutcomeRecorder(BaseCallbackHandler):
     Args:
         retriever: ours, with a `log`.
         outcome: says how good the chain's output is. If it is None, returns None or fails, which LangChain logs, the
-            outcome comes later, by run (`OutcomeLog.outcome`, `record_feedback`).
+            outcome comes later, by run (`OutcomeLog.outcome`, `record_feedback`). It isn't asked about an agent's run
+            that waits for a human.
 
     Raises:
         InputError: the retriever isn't ours, or has no log.
@@ -45,6 +46,8 @@ class OutcomeRecorder(BaseCallbackHandler):
         self._asked: dict[UUID, str] = {}
         self._picked: dict[UUID, dict[str, Sequence[Document]]] = {}
         """Outermost run → its questions and picks."""
+        self._waiting = set[UUID]()
+        """Outermost runs that wait for a human."""
 
     def on_chain_start(
         self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
@@ -58,14 +61,21 @@ class OutcomeRecorder(BaseCallbackHandler):
             return
         outcome = None
         try:
-            outcome = None if self._outcome is None else checked_outcome(self._outcome(outputs))
+            if self._outcome is not None and run_id not in self._waiting:
+                outcome = checked_outcome(self._outcome(outputs))
         finally:  # Record the picks even so: their outcome can come later, by the run.
+            self._waiting.discard(run_id)
             self._write(run_id, outcome)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
-        """A run has failed."""
-        for known in (self._root, self._asked, self._picked):
-            known.pop(run_id, None)
+        """A run has failed, or part of an agent's run waits for a human."""
+        self._asked.pop(run_id, None)
+        root = self._root.pop(run_id, run_id)
+        if root == run_id:
+            self._picked.pop(run_id, None)
+            self._waiting.discard(run_id)
+        elif type(error).__name__ == "GraphInterrupt":  # LangGraph's, which is no dependency
+            self._waiting.add(root)
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
         """A tool begins; it may contain the retriever, so it counts as a run."""

@@ -4,18 +4,21 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise, product
+from pathlib import Path
 from typing import Any
 
 import pytest
 from langchain.agents import create_agent
+from langchain.agents.middleware import HumanInTheLoopMiddleware
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.types import Command
 from openai_server import OpenAIServer
 from toys import lexical
 
-from langchain_rcr import FewShotMiddleware, InputError, SequentialCompositionalRetriever
+from langchain_rcr import FewShotMiddleware, InputError, OutcomeLog, OutcomeRecorder, SequentialCompositionalRetriever
 from langchain_rcr.agents import ModelRequest
 
 
@@ -191,3 +194,23 @@ def test_bad_arguments_are_named(retriever: SequentialCompositionalRetriever) ->
         _messages(retriever, source_key="sorce", variables=lambda _: {"sorce": "open"})
     with pytest.raises(InputError, match="variables must give a mapping of names to values, not str"):
         _messages(retriever, variables=lambda _: "open the door")
+
+
+def test_a_run_that_waits_for_a_human_has_no_outcome_yet(
+    server: OpenAIServer, model: BaseChatModel, retriever: SequentialCompositionalRetriever, tmp_path: Path
+) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    logged = retriever.model_copy(update={"log": log})
+    judged: list[str] = []
+
+    def outcome(output: dict[str, Any]) -> float:
+        judged.append(output["messages"][-1].text)
+        return 1.0
+
+    middleware = [FewShotMiddleware(logged), HumanInTheLoopMiddleware({"open": True})]
+    agent = create_agent(model, [open_], middleware=middleware, checkpointer=InMemorySaver())
+    config: Any = {"configurable": {"thread_id": "1"}, "callbacks": [OutcomeRecorder(logged, outcome)]}
+    assert "__interrupt__" in agent.invoke({"messages": [HumanMessage("open the door")]}, config)
+    agent.invoke(Command(resume={"decisions": [{"type": "approve"}]}), config)
+    assert judged == ["It is open now."]
+    assert [each.outcome for each in log.read()] == [None, 1.0]
