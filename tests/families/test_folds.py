@@ -1,11 +1,12 @@
 """Folds of programs and clusters, and training questions held out by them."""
 
 import time
+import tracemalloc
 
 import numpy as np
 import pytest
 from rcr_trainer.data import Example, covr_split
-from rcr_trainer.data.held_out import HeldOut, share_held_out, taken_from
+from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families.folds import ALONE, CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
@@ -141,6 +142,53 @@ def test_of_both_kinds_each_is_barred_from_its_own():
     for row, barred in enumerate(held_out.barred(POOL)):
         assert row in barred
         assert ways[row] == ALONE or row ^ 1 in barred
+
+
+def plainly_barred(query, pool, with_program, in_fold):
+    """What a query may not get, looked at one by one."""
+    inside = [e.group == query.group for e in pool]
+    mates = [n for n in range(len(pool)) if inside[n] and in_fold[n]]
+    few = len(mates) <= sum(inside) / 2
+    return [
+        n
+        for n, e in enumerate(pool)
+        if not inside[n]
+        or e.id == query.id
+        or (e.source, e.target) == (query.source, query.target)
+        or (with_program and SPEC.key(e.target) == SPEC.key(query.target))
+        or (few and n in mates)
+    ]
+
+
+@pytest.mark.parametrize("groups", [1, 3, 40])
+@pytest.mark.parametrize("new", [1.0, 0.5])
+def test_what_is_barred_is_what_a_plain_reader_bars(groups, new):
+    rng = np.random.default_rng(groups)
+    drawn = [*QUESTIONS, *(Item(f"{n % 30}", f"f{rng.integers(9)}(a)") for n in range(60))]
+    named = [str(group) if groups > 1 else None for group in rng.integers(groups, size=len(drawn))]
+    pool = [Example(str(n), i.source, i.target, group=g) for n, (i, g) in enumerate(zip(drawn, named, strict=True))]
+    queries = [*pool[::2], Example("s", "a stranger", "f1(a)", group="nowhere")]
+    held_out = HeldOut(pool, pool, SPEC, new=new)
+    numbers, theirs = (held_out.folds.numbers([e.item for e in every]) for every in (pool, queries))
+    ways, barred = held_out.folds.ways([q.item for q in queries]), held_out.barred(queries)
+    own = [own_positions(queries, pool, SPEC, same_program=same) for same in (False, True)]
+    for n, (query, way) in enumerate(zip(queries, ways, strict=True)):
+        in_fold = (theirs[n, way] >= 0) & (numbers[:, way] == theirs[n, way])
+        assert barred[n].tolist() == plainly_barred(query, pool, way != ALONE, in_fold)
+        for same in (False, True):
+            assert own[same][n].tolist() == plainly_barred(query, pool, same, np.zeros(len(pool), dtype=bool))
+    assert [row.tolist() for row in barred[-3:]] == [row.tolist() for row in [*barred][-3:]]
+
+
+def test_what_is_barred_is_found_when_it_is_asked_for():
+    pool = [Example(str(n), f"question {n}", f"f{n % 9}(a)", group=str(n % 50)) for n in range(1500)]
+    held_out = HeldOut(pool, pool, SPEC)
+    tracemalloc.start()
+    every = [own_positions(pool, pool, SPEC), own_positions(pool, pool, SPEC, same_program=True), held_out.barred(pool)]
+    assert all(max(map(len, barred)) > 1400 for barred in every)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 6e6  # 1,500² numbers are 18 MB
 
 
 def example(number, program, source="question"):

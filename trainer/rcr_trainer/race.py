@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -152,13 +152,13 @@ class Guard:
     """
 
     def __init__(self, job: Job, environment: Environment, order: IntArray) -> None:
-        self._job, self._features, self._barred = job, environment.features, [*environment.barred]
+        self._job, self._features = job, environment.features
         with_program = environment.held_out.with_program(environment.queries)
         self._rows = np.sort(order[with_program[order]][:_GUARDED])
         queries = [environment.queries[row] for row in self._rows]
-        for row, barred in zip(self._rows, environment.held_out.without_combination(queries), strict=True):
-            self._barred[row] = barred
-        self.room = len(job.pool) - max(map(len, (*environment.barred, *self._barred)), default=0)
+        barred = environment.held_out.without_combination(queries)
+        self._barred = dict(zip(self._rows.tolist(), barred, strict=True))
+        self.room = len(job.pool) - max(map(len, chain(environment.barred, barred)), default=0)
         programs = ([each.target for each in examples] for examples in (queries, job.pool))
         self._needed, self._labels = structure_matrices(replace(job.spec, max_size=1), *programs)
 

@@ -88,7 +88,7 @@ class _SFT:
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
 
-    def _supervise(self, forbidden: list[IntArray]) -> None:
+    def _supervise(self, forbidden: Sequence[IntArray]) -> None:
         """Find what descent learns from: Algorithm 1's picks for every query, and hard negatives."""
         config, pool, spec = self.config, self.job.pool, self.job.spec
         self.supervision = Supervision(self.queries, pool, spec, forbidden)

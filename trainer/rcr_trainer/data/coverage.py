@@ -13,7 +13,7 @@ from itertools import chain
 import numpy as np
 from scipy import sparse
 
-from langchain_rcr.index.ranking import blocks, checked_exclude, places
+from langchain_rcr.index.ranking import blocks, checked_exclude
 from langchain_rcr.programs import ProgramSpec
 
 _BLOCK_ELEMENTS = 1 << 23  # queries × candidates held dense at once: 32 MiB in float32
@@ -79,7 +79,7 @@ def greedy_coverage(
     Raises:
         InputError: a query has fewer than k candidates.
     """
-    excluded = checked_exclude(exclude, needs.shape[0], pool.shape[0], k)
+    exclude = [()] * needs.shape[0] if exclude is None else exclude
     pool = sparse.csr_array(pool)
     needs = sparse.csr_array(needs).astype(np.result_type(needs.dtype, np.float32))
     by_structure = sparse.csr_array(pool.T).astype(needs.dtype)
@@ -88,7 +88,8 @@ def greedy_coverage(
     for block in row_blocks(needs.shape[0], pool.shape[0]):
         positions, gains, uncovered = all_positions[block], all_gains[block], needs[block]
         overlap = (uncovered @ by_structure).toarray()  # (b, N): worth of a candidate alone; -inf if barred
-        overlap[places(excluded[block], overlap.shape[1])] = -np.inf
+        for own, barred in zip(overlap, checked_exclude(exclude[block], len(overlap), pool.shape[0], k), strict=True):
+            own[barred] = -np.inf
         gain, rows = overlap.copy(), np.arange(len(overlap))
         for t in range(k):
             best = gain.argmax(axis=1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,40 +19,78 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
 
+IntArray = NDArray[np.int64]
+
 _MOST = 0.5
 """The largest share of the pool, or of a query's group, that a fold may bar; a very common program would bar more."""
 _COMMON = 0.2
 """The largest share of the pool that may have a pair of labels for that pair to be barred."""
 
 
+class Barred(Sequence[IntArray]):
+    """For each of Q queries, the pool positions that it may not get, ascending; found anew whenever they are read.
+
+    These are its own (by id, or question and program), those of other groups, and those of its fold. Kept, they would
+    take Q × N numbers: with groups, most of the pool is barred.
+
+    Args:
+        queries: the queries.
+        pool: the candidates.
+        spec: decides which programs are the same.
+        with_program: (Q,) whether candidates with the query's own program are barred, too.
+        folds: for each query, the positions of its fold, which are barred unless they are over half of its group.
+    """
+
+    def __init__(
+        self,
+        queries: Sequence[Example],
+        pool: Sequence[Example],
+        spec: ProgramSpec,
+        with_program: Sequence[bool] | NDArray[np.bool_],
+        folds: Sequence[IntArray] | None = None,
+    ) -> None:
+        def identities(example: Example, program: bool) -> list[object]:
+            own: list[object] = [("id", example.id), ("pair", example.source, example.target)]
+            return [*own, ("program", spec.key(example.target))] if program else own
+
+        found, programs = defaultdict[object, list[int]](list), any(with_program)
+        for position, example in enumerate(pool):
+            for identity in identities(example, programs):
+                found[identity].append(position)
+        positions = {identity: np.array(own, dtype=np.int64) for identity, own in found.items()}
+        none = np.empty(0, dtype=np.int64)
+        self._own = [
+            [positions.get(identity, none) for identity in identities(query, program)]
+            for query, program in zip(queries, with_program, strict=True)
+        ]
+        self._folds = [none] * len(queries) if folds is None else folds
+        number = {example.group: at for at, example in enumerate((*pool, *queries))}
+        self._of_query = np.array([number[query.group] for query in queries], dtype=np.int64)
+        self._groups = np.array([number[example.group] for example in pool], dtype=np.int64)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[row] for row in range(len(self))[at]]
+        inside, mates = self._groups == self._of_query[at], self._folds[at]
+        barred, mates = ~inside, mates[inside[mates]]
+        if len(mates) <= _MOST * np.count_nonzero(inside):
+            barred[mates] = True
+        for positions in self._own[at]:
+            barred[positions] = True
+        return np.flatnonzero(barred)
+
+
 def own_positions(
     queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
-) -> list[NDArray[np.int64]]:
+) -> Barred:
     """For each query, the pool positions of itself (by id, or question and program) and of other groups.
 
     With `same_program`, also of candidates with its own program.
     """
-
-    def identities(example: Example) -> list[object]:
-        own: list[object] = [("id", example.id), ("pair", example.source, example.target)]
-        return [*own, ("program", spec.key(example.target))] if same_program else own
-
-    positions: dict[object, list[int]] = defaultdict(list)
-    for position, example in enumerate(pool):
-        for identity in identities(example):
-            positions[identity].append(position)
-    others = {group: np.flatnonzero(~inside) for group, inside in _groups(queries, pool).items()}
-    barred = []
-    for query in queries:
-        own = [n for identity in identities(query) for n in positions.get(identity, ())]
-        barred.append(np.union1d(np.array(own, dtype=np.int64), others[query.group]))
-    return barred
-
-
-def _groups(queries: Sequence[Example], pool: Sequence[Example]) -> dict[str | None, NDArray[np.bool_]]:
-    """A query's group → (N,) which candidates are in it."""
-    group_of = np.array([example.group for example in pool], dtype=object)
-    return {group: group_of == group for group in {query.group for query in queries}}
+    return Barred(queries, pool, spec, [same_program] * len(queries))
 
 
 class HeldOut:
@@ -71,19 +111,18 @@ class HeldOut:
         self.folds = Folds.of(_items([*pool, *queries]), spec, new=new, seed=seed)
         self._numbers = self.folds.numbers(_items(pool))
 
-    def barred(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
+    def barred(self, queries: Sequence[Example]) -> Barred:
         """For each training question, the pool positions that it may not get: itself and its fold."""
-        itself, programs = (own_positions(queries, self.pool, self.spec, same_program=same) for same in (False, True))
-        items, groups = _items(queries), _groups(queries, self.pool)
-        out = []
-        folds = zip(itself, programs, queries, self.folds.ways(items), self.folds.numbers(items), strict=True)
-        for alone, with_program, query, way, numbers in folds:
-            positions = alone if way == ALONE else with_program
-            inside = groups[query.group]
-            mates = np.flatnonzero(inside & (self._numbers[:, way] == numbers[way]))
-            few = numbers[way] >= 0 and len(mates) <= _MOST * inside.sum()
-            out.append(np.union1d(positions, mates) if few else positions)
-        return out
+        items = _items(queries)
+        ways = self.folds.ways(items)
+        numbers = self.folds.numbers(items)[np.arange(len(ways)), ways]
+
+        @cache
+        def mates(way: int, number: int) -> IntArray:
+            return np.flatnonzero((number >= 0) & (self._numbers[:, way] == number))
+
+        folds = [mates(way, number) for way, number in zip(ways.tolist(), numbers.tolist(), strict=True)]
+        return Barred(queries, self.pool, self.spec, ways != ALONE, folds)
 
     def with_program(self, queries: Sequence[Example]) -> NDArray[np.bool_]:
         """(Q,) whether each question is held out with its program, not alone."""
@@ -98,7 +137,7 @@ class HeldOut:
         """
         spec = replace(self.spec, max_size=1)
         pool, needed = structure_matrices(spec, [e.target for e in self.pool], [q.target for q in queries])
-        columns, barred = pool.tocsc(), self.barred(queries)
+        columns, barred = pool.tocsc(), [*self.barred(queries)]
         for at in range(len(queries)):
             own = columns[:, needed[[at]].indices]
             together = np.triu((own.T @ own).toarray(), 1)

@@ -49,7 +49,7 @@ class Actor:
     ) -> None:
         self.model, self.chunk, self.train_candidates = model, config.chunk, config.train_candidates
         self.k = config.picks(model.config)
-        self._size, self._all_barred = len(pool), list(barred)
+        self._size, self._all_barred = len(pool), barred
         self._device = next(model.parameters()).device
         self._queries = queries
         self._candidates, self._contexts = model.featurize_pool([e.item for e in pool])

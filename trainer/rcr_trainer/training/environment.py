@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
@@ -13,10 +13,12 @@ from langchain_rcr.basics.items import readable
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
+from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example
+from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
@@ -37,14 +39,21 @@ _PATIENCE = 64
 
 
 def greedy_picks(
-    job: Job, features: Features, forbidden: Sequence[IntArray], rows: IntArray, pool: PoolVectors, k: int
+    job: Job,
+    features: Features,
+    forbidden: Sequence[IntArray] | Mapping[int, IntArray],
+    rows: IntArray,
+    pool: PoolVectors,
+    k: int,
 ) -> IntArray:
     """(n, k) greedy picks of the current policy for n of the queries (`rows`); each process computes a share."""
-    mine = rows[job.processes.part(len(rows))]
-    picks = np.empty((0, k), dtype=np.int64)
+    mine, table = rows[job.processes.part(len(rows))], MatrixTable(pool)
+    picks = np.empty((len(mine), k), dtype=np.int64)
     if len(mine):
-        vectors, barred = job.model.query.vectors(features.select(mine)), [forbidden[row] for row in mine]
-        picks = greedy(vectors, pool, job.model.state(), k, exclude=barred).positions
+        vectors = job.model.query.vectors(features.select(mine))
+        for block in row_blocks(len(mine), len(table)):
+            barred = [forbidden[row] for row in mine[block].tolist()]
+            picks[block] = greedy(vectors[block], table, job.model.state(), k, exclude=barred).positions
     return job.processes.gather(picks, len(rows))
 
 

@@ -54,7 +54,7 @@ class Supervision:
             left = np.array([total - have[row].sum(axis=0) for row in forbidden]).reshape(needs.shape)
             needs = sparse.csr_array(needs.multiply(left > 0))
             needs.eliminate_zeros()  # entries are counted
-        self.needs, self.pool, self.forbidden = needs, have, list(forbidden)
+        self.needs, self.pool, self.forbidden = needs, have, forbidden
 
     def sequences(self, k: int) -> tuple[IntArray, FloatArray]:
         """Algorithm 1 for every query: k picks (Q, k), and how many uncovered structures each covered (Q, k).
