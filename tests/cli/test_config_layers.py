@@ -78,6 +78,7 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
     assert load_config(path, environ={}).folder == Path("runs/demo")
     assert load_config(path, {"name": "other"}, {}).folder == Path("runs/other")
     assert load_config(path, {"output": "here"}, {}).folder == Path("here")
+    assert load_config(path, {"name": "नदी-2"}, {}).folder == Path("runs/नदी-2")  # with vowels that are marks
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from langchain_rcr.basics.items import home_field
+from langchain_rcr.basics.items import MARKS, home_field
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
 from langchain_rcr.policy.prompt import Prompt
@@ -237,7 +237,7 @@ class Settings(Section, use_attribute_docstrings=True):
     @field_validator("name")
     @classmethod
     def _is_folder_name(cls, name: str) -> str:
-        if re.fullmatch(r"\w[\w.\-]{,199}", name) is None:
+        if re.fullmatch(rf"\w[\w{MARKS}.\-]{{,199}}", name) is None:
             raise PydanticCustomError("name", "Input should be at most 200 letters, digits, '.', '_' and '-'")
         return name
 
