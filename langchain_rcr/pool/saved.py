@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save
+from safetensors.numpy import save_file
 
-from langchain_rcr.basics.files import read_json, write_bytes, write_text
+from langchain_rcr.basics.files import atomic_file, read_json, write_text
 from langchain_rcr.basics.rows import IntArray, Rows, SparseRows, longest
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.families.untrusted import refusing
@@ -185,7 +185,8 @@ def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: P
     count, dim = vectors.candidate.shape
     meta = {"format": _VECTORS, "fingerprint": fingerprint, "count": str(count), "dim": str(dim), "ids": _digest(ids)}
     arrays = _arrays(vectors) | {_PROGRAMS: programs}
-    write_bytes(path, save({name: np.ascontiguousarray(value) for name, value in arrays.items()}, meta))
+    with atomic_file(path) as file:  # by name: `safetensors.numpy.save` would hold the vectors three times
+        save_file({name: np.ascontiguousarray(value) for name, value in arrays.items()}, file.name, meta)
 
 
 def load_vectors(path: Path, fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
