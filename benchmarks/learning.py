@@ -86,11 +86,11 @@ class Traffic:
     def shown(self, asked: Any, picks: Any) -> Any:
         """What picks show of the gold programs, (B, F): by size, the share of structures, and whether all."""
         import numpy as np
-        from rcr_trainer.evaluation.metrics import shown_of
 
         columns = [np.ones(len(asked))]
         for gold, pool in self.sides:
-            shown = shown_of(gold[asked], pool, picks).sum(axis=1) / np.maximum(gold[asked].sum(axis=1), 1)
+            union = sum(pool[own] for own in picks.T).sign()
+            shown = gold[asked].multiply(union).sum(axis=1) / np.maximum(gold[asked].sum(axis=1), 1)
             columns += [shown, shown >= 1]
         return np.stack(columns, axis=1)
 

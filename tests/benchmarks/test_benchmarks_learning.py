@@ -1,9 +1,11 @@
-"""benchmarks/learning.py: its table by hand."""
+"""benchmarks/learning.py: its table and what picks show, by hand."""
 
 import importlib
 
+import numpy as np
 import pytest
 from places import ROOT
+from scipy import sparse
 
 
 def test_the_table_counts_intervals_that_hold_the_truth(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -21,3 +23,12 @@ def test_the_table_counts_intervals_that_hold_the_truth(monkeypatch: pytest.Monk
     assert "| lam 0.5 | +0.0100 | 0.980 | 1 of 2 | 0.0300 | 0 |" in text
     assert "| lam 2 | -0.0200 | 1.000 | 1 of 2 | 0.0300 | 1 |" in text
     assert text.endswith("1 of 2 logs led to a change, which earns +0.0100 to +0.0100 more.")
+
+
+def test_picks_show_structures_of_the_gold_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    traffic = object.__new__(importlib.import_module("learning").Traffic)
+    gold, pool = ([[1, 1, 0], [0, 0, 0]], [[1, 0, 0], [1, 0, 1], [0, 1, 0]])
+    traffic.sides = [(sparse.csr_array(np.array(gold, dtype=float)), sparse.csr_array(np.array(pool, dtype=float)))]
+    shown = traffic.shown(np.array([0, 0, 1]), np.array([[0, 1], [1, 2], [0, 1]]))
+    np.testing.assert_allclose(shown, [[1, 0.5, 0], [1, 1, 1], [1, 0, 0]])

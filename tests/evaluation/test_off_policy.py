@@ -181,6 +181,25 @@ def test_a_log_is_followed_in_parts(served: Path, tmp_path: Path, monkeypatch: p
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
+def test_chance_that_the_interval_takes_for_better_is_refused(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learn.Policy, "changes", [{"label": 3.0}])
+    lows, interval_of = list[float](), learn.interval_of
+
+    def kept(*given: Any) -> Any:
+        lows.append(interval_of(*given)[0, 0])
+        return interval_of(*given)
+
+    monkeypatch.setattr(learn, "interval_of", kept)
+    policy = learn.Policy(SequentialCompositionalRetriever.from_pretrained(served))
+    policy.texts, count, rng = [row["source"] for row in ROWS], 300, np.random.default_rng(17)
+    asked, coins = rng.integers(0, len(ROWS), count), (rng.random(count) < 0.9).astype(float)
+    nothing, explore = np.zeros((count, 2)), np.full(count, 60.0)
+    asking = learn.Logged(asked, nothing.astype(np.int64), nothing, coins, explore, everything(count, len(ROWS)))
+    logged = policy.redrawn(asking, 1017)
+    np.testing.assert_allclose(policy.follow({}, logged, draws=False)[0], logged.log_probs)
+    assert learn.choose(policy, logged).low <= 0 < 0.01 < lows[0]
+
+
 def test_a_gain_that_is_no_number_is_not_sure(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "read", lambda *_: None)
     monkeypatch.setattr(learn, "choose", lambda *_: learn.Change({}, *[np.nan] * 4, 100))
