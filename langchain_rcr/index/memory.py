@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from langchain_rcr.basics.rows import LARGE, TRIALS, FloatArray, IntArray, SparseRows, growing, product
+from langchain_rcr.basics.rows import LARGE, TRIALS, FloatArray, IntArray, SparseRows, growing, product, taken
 from langchain_rcr.index.base import BEST, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import (
@@ -42,7 +42,7 @@ _SAMPLED = 64
 computed; the picks' logits sum to about 0.4 % less than exact picks' (trials: a million drawn examples, 60,000 of
 COVR's)."""
 _RARE = 10
-"""If fewer than one row in ten can be found, all of these are looked at."""
+"""If fewer than one row in ten can be found, these are taken out for a selection, and all of them are looked at."""
 
 
 class MatrixTable(Table):
@@ -52,6 +52,8 @@ class MatrixTable(Table):
     """In a large dense table that is `opened`: whether to screen candidates with rounded rows."""
     _steps: _Steps | None = None
     """In a large sparse table that is `opened`: the scores of the last step."""
+    _part: tuple[MatrixTable, IntArray] | None = None
+    """In a table that is `opened`, if few rows can be found: a table of these alone, and their keys."""
 
     def __init__(self, vectors: PoolVectors, rows: Iterable[Row] = ()) -> None:
         super().__init__(vectors, rows)
@@ -66,7 +68,12 @@ class MatrixTable(Table):
     def opened(self) -> Self:
         """See `Table.opened`."""
         table, rows = copy.copy(self), self._candidate.rows
-        if isinstance(rows, SparseRows):
+        if 0 < _RARE * self.size < len(self):
+            keys = np.flatnonzero(self.allowed)
+            few = taken(rows, keys)
+            table._part = MatrixTable(PoolVectors(few, few)), keys
+            table._part[0]._longest = self._longest
+        elif isinstance(rows, SparseRows):
             table._steps = _Steps(rows) if rows.worth_following() else None
         elif rows.size >= LARGE and np.isfinite(self._longest):
             table._screens = True
@@ -74,6 +81,10 @@ class MatrixTable(Table):
 
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`."""
+        if self._part is not None:
+            part, of = self._part
+            places, logits, sums = part.found(states, t, np.searchsorted(of, exclude), tau)
+            return np.where(places < 0, places, of[places]), logits, sums
         parts = [*blocks(len(states), len(self))] if len(states) > 1 else []
         if len(parts) > 1:
             self._steps = None  # it only remembers one block

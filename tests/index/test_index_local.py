@@ -10,11 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_reader import reading
 
+from langchain_rcr.basics.rows import sparse
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
+from langchain_rcr.index import memory
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.faiss import FaissIndex
 from langchain_rcr.index.filters import matches, parse_filter
-from langchain_rcr.index.memory import MemoryIndex
+from langchain_rcr.index.memory import MatrixTable, MemoryIndex
 
 NOTHING = np.empty(0, dtype=np.int64)
 EXACT = {"memory": MemoryIndex, "faiss": FaissIndex}
@@ -378,3 +380,26 @@ def test_filters_of_hundreds_of_tenants_are_remembered(monkeypatch):
     for _ in range(2):
         assert [everything(index, parse_filter({"tenant": n})) for n in range(300)] == [[str(n)] for n in range(300)]
     assert len(looked_at) == 300 * 300
+
+
+@pytest.mark.parametrize("kind", [np.asarray, sparse])
+def test_where_few_rows_can_be_found_only_these_are_read(kind, monkeypatch):
+    """With the keys, ties and partitions of a search that looks at all rows."""
+    rng = np.random.default_rng(0)
+    pool = kind(rng.integers(-1, 2, size=(400, 6)).astype(np.float32))
+    allowed = np.zeros(400, dtype=bool)
+    allowed[rng.choice(400, 39, replace=False)] = True
+    table = MatrixTable(PoolVectors(pool, pool)).allowing(allowed)
+    states, exclude = rng.integers(-2, 3, size=(5, 6)).astype(np.float32), np.empty((5, 0), dtype=np.int64)
+    few, read = table.opened(), list[int]()
+    product = memory.product
+    for t in (1, 7, 38, 60):
+        expected = table.found(states, t, exclude, 0.5)
+        with monkeypatch.context() as patched:
+            patched.setattr(memory, "product", lambda states, rows: read.append(len(rows)) or product(states, rows))
+            found = few.found(states, t, exclude, 0.5)
+        for ours, theirs in zip(found, expected, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-6)
+        assert allowed[found[0][found[0] >= 0]].all()
+        exclude = np.concatenate([exclude, found[0][:, :1]], axis=1)
+    assert set(read) == {39}
