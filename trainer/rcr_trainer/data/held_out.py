@@ -12,14 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.families.folds import ALONE, Folds
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
-
-IntArray = NDArray[np.int64]
 
 _MOST = 0.5
 """The largest share of the pool, or of a query's group, that a fold may bar; a very common program would bar more."""
@@ -129,7 +128,7 @@ class HeldOut:
         with_program: NDArray[np.bool_] = self.folds.ways(_items(queries)) != ALONE
         return with_program
 
-    def without_combination(self, queries: Sequence[Example]) -> list[NDArray[np.int64]]:
+    def without_combination(self, queries: Sequence[Example]) -> list[IntArray]:
         """`barred`, and for each question the candidates that have both labels of a certain pair in its program.
 
         So it combines what no remaining candidate does. The pair is the one that most candidates have, among pairs that

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
+from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
@@ -251,7 +252,8 @@ def choose(policy: Policy, logged: Logged) -> Change:
 
     def surest(variants: Iterable[Variant]) -> list[tuple[float, Variant]]:
         """The variants that can be judged, surest first, each with the lower end of its gain's interval."""
-        told = [(low, variant) for variant in variants if (low := estimates.low(variant)) is not None]
+        each = track([*variants], "trying changes")
+        told = [(low, variant) for variant in each if (low := estimates.low(variant)) is not None]
         return sorted(told, key=itemgetter(0), reverse=True)
 
     alone = surest(policy.changes)
@@ -262,7 +264,7 @@ def choose(policy: Policy, logged: Logged) -> Change:
     gain = Estimates(policy, judging, choosing).of(found[1])[0]
     low, high = interval_of(gain[:, None], judging.asked.tolist())[:, 0].tolist()
     if low > 0:
-        times = range(1, 2 * _REDRAWN, 2)
+        times = track(range(1, 2 * _REDRAWN, 2), "comparing with chance")
         logs = ((policy.redrawn(judging, time), time + 1) for time in times)
         chance = [Estimates(policy, log, choosing).of(found[1], time)[0].mean() for log, time in logs]
         low = min(low, float(gain.mean() - max(chance)))
