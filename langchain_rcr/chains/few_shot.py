@@ -247,7 +247,7 @@ def of_variables(
         messages = [kind(turn) for kind, turn in zip(cycle((HumanMessage, AIMessage)), request.turns, strict=False)]
         return ChatPromptValue(messages=[*([SystemMessage(request.system)] if request.system else []), *messages])
 
-    return RunnableLambda(write, name="describe_database")
+    return RunnableLambda(write, name="few_shot_prompt")
 
 
 @dataclass(frozen=True, slots=True)
