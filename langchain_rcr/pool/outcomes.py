@@ -109,9 +109,14 @@ class OutcomeLog:
         Raises:
             InputError: there is no such file, or a line isn't an outcome; the message names it.
         """
-        if not (files := [*self._full(), *([self.path] if self.path.is_file() else [])]):
-            raise InputError(f"{self.path}: there is no such log")
-        lines = [line for file in files for line in _lines(file)]
+        while True:
+            current = [self.path] if self.path.is_file() else []
+            if not (files := [*(full := self._full()), *current]):
+                raise InputError(f"{self.path}: there is no such log")
+            with suppress(FileNotFoundError):
+                lines = [line for file in files for line in _lines(file)]
+                if self._full() == full:  # else a writer has renamed a file, perhaps before it was read
+                    break
         later = {line["run"]: line["outcome"] for line in lines if "picks" not in line}
         for line in lines:
             if "picks" in line:

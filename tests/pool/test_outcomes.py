@@ -3,13 +3,16 @@
 import json
 import stat
 import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from langchain_rcr import InputError, OutcomeLog
 from langchain_rcr.basics.files import digest
+from langchain_rcr.pool import outcomes
 
 PICKS = [("b", 2, 0.25), ("a", 1, 0.5)]
 
@@ -124,3 +127,21 @@ def test_what_cant_be_recorded_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="can't be written"):
         OutcomeLog(tmp_path / "file" / "outcomes.jsonl").record("one", PICKS, 1)
+
+
+def test_all_is_read_while_a_writer_renames_a_full_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", max_bytes=600, keep=9)
+    names = ["one", "two", "three", "four", "five", "six"]
+    log.record(names[0], PICKS, 1.0)
+    read, raced = outcomes._lines, list[Path]()
+
+    def renamed_just_before(file: Path) -> Iterator[dict[str, Any]]:
+        if not raced and file == log.path:
+            raced.append(file)
+            for name in names[1:]:  # what was to be read has another name now
+                log.record(name, PICKS, 0.0)
+        return read(file)
+
+    monkeypatch.setattr(outcomes, "_lines", renamed_just_before)
+    assert [each.question for each in log.read()] == [*map(digest, names)]
+    assert len([*tmp_path.iterdir()]) > 1
