@@ -112,7 +112,7 @@ class StructureFamily(Family):
         {"cost": 0.05},
         {"cost": 0.01},
         {"cost": 0.2},
-        {"length_penalty": 1.5},
+        {"length_penalty": 2.0},
         {"fade": 1.0},
         {"label": 3.0},
         {"label": 20.0},
