@@ -140,7 +140,7 @@ def test_what_serving_draws_has_the_logged_probability(
         policy = learn.Policy(SequentialCompositionalRetriever.from_pretrained(served))
         logged = learn.read(log, policy, {})
         assert len(logged.asked) >= 290  # rounding may tell equal logits apart
-        log_probs, _ = policy.follow({}, logged)
+        log_probs = policy.follow({}, logged)
         assert np.median(np.abs(log_probs - logged.log_probs)) < 1e-3
 
 
@@ -173,8 +173,8 @@ def test_a_log_is_followed_in_parts(served: Path, tmp_path: Path, monkeypatch: p
     found = []
     for most in (1 << 24, 20_000):
         monkeypatch.setattr(learn, "_AT_ONCE", most)
-        log_probs, drawn = policy.follow({"words": 0.4}, logged)
-        found.append([log_probs, policy.described(logged, logged.picks)])
+        drawn = policy.drawn({"words": 0.4}, logged).picks
+        found.append([policy.follow({"words": 0.4}, logged), policy.described(logged, logged.picks)])
         assert all(len({*row}) == 2 for row in drawn.tolist())
     assert min(sizes) < 50 < max(sizes) == len(logged.asked)
     for one, other in zip(*found, strict=True):
@@ -195,8 +195,8 @@ def test_chance_that_the_interval_takes_for_better_is_refused(served: Path, monk
     asked, coins = rng.integers(0, len(ROWS), count), (rng.random(count) < 0.9).astype(float)
     nothing, explore = np.zeros((count, 2)), np.full(count, 60.0)
     asking = learn.Logged(asked, nothing.astype(np.int64), nothing, coins, explore, everything(count, len(ROWS)))
-    logged = policy.redrawn(asking, 1017)
-    np.testing.assert_allclose(policy.follow({}, logged, draws=False)[0], logged.log_probs)
+    logged = policy.drawn({}, asking, 1017)
+    np.testing.assert_allclose(policy.follow({}, logged), logged.log_probs)
     assert learn.choose(policy, logged).low <= 0 < 0.01 < lows[0]
 
 

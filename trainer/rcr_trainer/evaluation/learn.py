@@ -173,25 +173,27 @@ class Policy:
         with self.model.varied(variant):
             yield self.model.query.vectors(self._questions), self.model.pool_vectors(*self._pool)
 
-    def follow(
-        self, variant: Variant, logged: Logged, *, draws: bool = True, time: int = 0
-    ) -> tuple[FloatArray, NDArray[np.int64]]:
-        """Log-probabilities (B, k) of the logged picks under a variant, and picks (B, k) that it draws at a time."""
-        random, k = np.random.default_rng([self.seed, time]), logged.picks.shape[1]
-        log_probs, drawn = np.empty(logged.picks.shape), logged.picks.copy()
+    def follow(self, variant: Variant, logged: Logged) -> FloatArray:
+        """(B, k) log-probabilities of the logged picks under a variant."""
+        return self._walked(variant, logged)[1]
+
+    def drawn(self, variant: Variant, logged: Logged, time: int = 0) -> Logged:
+        """The log with picks that a variant draws at a time. Its outcomes stay, and are chance to these picks."""
+        picks, log_probs = self._walked(variant, logged, np.random.default_rng([self.seed, time]))
+        return replace(logged, picks=picks, log_probs=log_probs)
+
+    def _walked(
+        self, variant: Variant, logged: Logged, random: np.random.Generator | None = None
+    ) -> tuple[NDArray[np.int64], FloatArray]:
+        """Picks (B, k), the logged ones or, given a generator, drawn ones, and their log-probabilities (B, k)."""
+        picks, log_probs = logged.picks.copy(), np.empty(logged.picks.shape)
         with self.varied(variant) as (queries, pool):
             for some in _parts(logged, pool):
                 part = logged.only(some)
                 walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau, part.groups
-                _, log_probs[some] = walk(*walked, picks=part.picks)
-                if draws:
-                    drawn[some], _ = walk(*walked, k=k, random=random)
-        return log_probs, drawn
-
-    def redrawn(self, logged: Logged, time: int) -> Logged:
-        """The log with other picks of the served policy: its outcomes, which don't change, are chance to those."""
-        redrawn = replace(logged, picks=self.follow({}, logged, time=time)[1])
-        return replace(redrawn, log_probs=self.follow({}, redrawn, draws=False)[0])
+                given = None if random else part.picks
+                picks[some], log_probs[some] = walk(*walked, picks=given, k=picks.shape[1], random=random)
+        return picks, log_probs
 
     def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
         """See `off_policy.described`, under the served policy."""
@@ -218,8 +220,8 @@ class Estimates:
 
     def of(self, variant: Variant, time: int = 0) -> tuple[FloatArray, float]:
         """How much more a variant earns on each question (B,), and the share of its picks that could be drawn."""
-        log_probs, drawn = self._policy.follow(variant, self._logged, time=time)
-        weight, new = weights(log_probs, self._logged.log_probs), self._policy.described(self._logged, drawn)
+        weight = weights(self._policy.follow(variant, self._logged), self._logged.log_probs)
+        new = self._policy.described(self._logged, self._policy.drawn(variant, self._logged, time).picks)
         expected, expected_new = np.empty(len(new)), np.empty(len(new))
         for at, features, outcomes in self._fitting:
             expected[at], expected_new[at] = predicted(features, outcomes, self._features[at], new[at])
@@ -231,8 +233,7 @@ class Estimates:
         None if not enough of its picks could be drawn.
         """
         some = self._logged.only(slice(_GLANCE))
-        log_probs, _ = self._policy.follow(variant, some, draws=False)
-        if weights(log_probs, some.log_probs).mean() < _HOPELESS:
+        if weights(self._policy.follow(variant, some), some.log_probs).mean() < _HOPELESS:
             return None
         gain, reached = self.of(variant)
         totals = np.bincount(self._logged.asked, gain - gain.mean())
@@ -265,7 +266,7 @@ def choose(policy: Policy, logged: Logged) -> Change:
     low, high = interval_of(gain[:, None], judging.asked.tolist())[:, 0].tolist()
     if low > 0:
         times = track(range(1, 2 * _REDRAWN, 2), "comparing with chance")
-        logs = ((policy.redrawn(judging, time), time + 1) for time in times)
+        logs = ((policy.drawn({}, judging, time), time + 1) for time in times)
         chance = [Estimates(policy, log, choosing).of(found[1], time)[0].mean() for log, time in logs]
         low = min(low, float(gain.mean() - max(chance)))
     return Change(found[1], float(judging.outcomes.mean()), float(gain.mean()), low, high, len(gain))
@@ -290,8 +291,7 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
     logged = None
     if found:
         logged = _arrays(found, places, policy)
-        log_probs, _ = policy.follow({}, logged, draws=False)
-        agrees = np.abs((log_probs - logged.log_probs).sum(axis=1)) <= _AGREES
+        agrees = np.abs((policy.follow({}, logged) - logged.log_probs).sum(axis=1)) <= _AGREES
         why["picked under a filter, a constraint, a preference or a draft"] += int((~agrees).sum())
         logged = logged.only(agrees)
     used = 0 if logged is None else len(logged.asked)
