@@ -150,7 +150,7 @@ class OutcomeLog:
 
     def _full(self) -> list[Path]:
         found = self.path.parent.glob(f"{escape(self.path.name)}.*")
-        return sorted(path for path in found if path.suffix[1:].isdigit())
+        return sorted(path for path in found if path.suffix[1:].isdigit() and path.is_file())
 
 
 def checked_outcome(outcome: float | None) -> float | None:

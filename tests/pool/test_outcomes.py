@@ -145,3 +145,13 @@ def test_all_is_read_while_a_writer_renames_a_full_file(tmp_path: Path, monkeypa
     monkeypatch.setattr(outcomes, "_lines", renamed_just_before)
     assert [each.question for each in log.read()] == [*map(digest, names)]
     assert len([*tmp_path.iterdir()]) > 1
+
+
+def test_what_is_named_like_a_full_file_but_is_none_is_passed_over(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    (tmp_path / "outcomes.jsonl.1").symlink_to(tmp_path / "gone")
+    (tmp_path / "outcomes.jsonl.2").mkdir()
+    with pytest.raises(InputError, match="there is no such log"):
+        next(log.read())
+    log.record("one", PICKS, 1.0)
+    assert len([*log.read()]) == 1
