@@ -55,7 +55,7 @@ def dense(size: int, seed: int = 0) -> tuple[PoolVectors, np.ndarray]:
 
 
 def structures(size: int, seed: int = 0) -> tuple[PoolVectors, np.ndarray]:
-    """A pool with some 40 coordinates per example, and what questions need, (QUESTIONS, COLUMNS)."""
+    """A pool with some 32 coordinates per example, and what questions need, (QUESTIONS, COLUMNS)."""
     import numpy as np
 
     from langchain_rcr.basics.rows import SparseRows
@@ -63,34 +63,33 @@ def structures(size: int, seed: int = 0) -> tuple[PoolVectors, np.ndarray]:
 
     rng = np.random.default_rng(seed)
     often = 1 / (1 + (np.arange(1, COLUMNS + 1, dtype=np.float32) / 8) ** 1.15)
-    asked = max(2, size // _ALIKE)
 
-    def drawn(count: int) -> np.ndarray:
-        return rng.random((count, COLUMNS), dtype=np.float32) < often
+    def descended(parents: SparseRows, count: int, kept: float) -> SparseRows:
+        """Rows (count, COLUMNS) of ones: a coordinate is a parent's with this probability, and otherwise drawn anew."""
+        own = (1 - kept) * often
+        stays = 1 - (1 - kept) * (1 - often) / (1 - own)  # of a parent's, if it isn't among the row's own
+        lengths, columns = [], []
+        for first in range(0, count, _AT_ONCE):
+            rows = min(_AT_ONCE, count - first)
+            # Of so many that fall on rows at random, a row gets at least one with probability `own`.
+            falling = rng.poisson(-rows * np.log1p(-own))
+            keys = [rng.integers(0, rows, falling.sum()) * COLUMNS + np.arange(COLUMNS).repeat(falling)]
+            some = parents.select(rng.integers(0, len(parents), rows))
+            stay = rng.random(len(some.columns), dtype=np.float32) < stays[some.columns]
+            keys.append(some.owner[stay] * COLUMNS + some.columns[stay])
+            owner, its = np.divmod(np.unique(np.concatenate(keys)), COLUMNS)
+            lengths.append(np.bincount(owner, minlength=rows))
+            columns.append(its.astype(np.int32))
+        starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
+        return SparseRows(starts, np.concatenate(columns), np.ones(starts[-1], dtype=np.float32), COLUMNS)
 
-    def reworded(which: np.ndarray) -> np.ndarray:
-        kept = rng.random((len(which), COLUMNS), dtype=np.float32) < _KEPT
-        return np.where(kept, np.unpackbits(questions[which], axis=1, count=COLUMNS).view(bool), drawn(len(which)))
-
-    few = _AT_ONCE // 10
-    subjects, packed = drawn(max(2, size // _SUBJECT)), []
-    for first in range(0, asked, few):
-        new = drawn(min(few, asked - first))
-        its = rng.random(new.shape, dtype=np.float32) < _OF_SUBJECT
-        new[its] = subjects[rng.integers(0, len(subjects), len(new))][its]
-        packed.append(np.packbits(new, axis=1))
-    questions = np.concatenate(packed)
-    lengths, columns = [], []
-    for first in range(0, size, few):
-        has = reworded(rng.integers(0, asked, min(few, size - first)))
-        lengths.append(has.sum(axis=1))
-        columns.append(np.nonzero(has)[1].astype(np.int32))
-    starts = np.concatenate([[0], np.cumsum(np.concatenate(lengths))]).astype(np.int32)
-    ones = np.ones(starts[-1], dtype=np.float32)
-    rows = SparseRows(starts, np.concatenate(columns), ones, COLUMNS)
-    by_length = rng.uniform(0.7, 1.3, size).astype(np.float32).repeat(np.diff(starts))
+    nothing = SparseRows(np.zeros(2, np.int32), np.empty(0, np.int32), np.empty(0, np.float32), COLUMNS)
+    subjects = descended(nothing, max(2, size // _SUBJECT), 0.0)
+    questions = descended(subjects, max(2, size // _ALIKE), _OF_SUBJECT)
+    rows = descended(questions, size, _KEPT)
+    by_length = rng.uniform(0.7, 1.3, size).astype(np.float32).repeat(np.diff(rows.starts))
     needs = 0.2 * rng.random((QUESTIONS, COLUMNS), dtype=np.float32) ** 4 - np.float32(0.03)
-    for need, has in zip(needs, reworded(rng.integers(0, asked, QUESTIONS)), strict=True):
+    for need, has in zip(needs, descended(questions, QUESTIONS, _KEPT), strict=True):
         its = np.flatnonzero(has)
         order = np.argsort(rng.random(len(its)) / (1 - often[its]))
         need[its[order]] += (9 * np.arange(1, len(its) + 1) ** -0.75).astype(np.float32)
