@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from langchain_rcr.programs.languages import LANGUAGES, TOKENS, ProgramParser, about, get_parser, parse
-from langchain_rcr.programs.spec import ProgramSpec
-from langchain_rcr.programs.structures import local_structures
-from langchain_rcr.programs.tree import Tree
-from langchain_rcr.programs.values import anonymize, implied_values
+from langchain_rcr.programs.spec import ProgramSpec, anonymize, implied_values
+from langchain_rcr.programs.tree import Tree, local_structures
 
 __all__ = [
     "LANGUAGES",

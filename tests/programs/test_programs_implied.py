@@ -13,7 +13,7 @@ from langchain_rcr.families import get_family
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec, implied_values
-from langchain_rcr.programs.values import MOST
+from langchain_rcr.programs.spec import MOST
 
 SPEC = ProgramSpec()
 

@@ -8,7 +8,7 @@ import pytest
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import Tree, local_structures, parse
-from langchain_rcr.programs.structures import is_label
+from langchain_rcr.programs.tree import is_label
 
 # The table of the paper's appendix B, but for its row "with_relation <-> filter <-> playing", which must be a slip for
 # with_relation -> filter <-> playing: the three are no siblings, and the table lacks the latter.

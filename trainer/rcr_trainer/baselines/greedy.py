@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 from scipy import sparse
 
-from langchain_rcr.programs.structures import CHILD, SIBLING
+from langchain_rcr.programs.tree import CHILD, SIBLING
 from rcr_trainer.baselines.base import Baseline, TradeOff, top_k
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data.coverage import PoolStructures, greedy_coverage, program_groups
