@@ -274,7 +274,12 @@ def _names(picks: Sequence[Document]) -> list[str]:
 
 def _tools(tools: Sequence[BaseTool] | Mapping[str, str]) -> list[dict[str, str]]:
     """Tools as examples: the description is the question, the set of just that tool the program."""
-    about = tools if isinstance(tools, Mapping) else dict(map(_described, tools))
+    if isinstance(tools, Mapping):
+        about = tools
+    elif odd := [tool for tool in tools if not isinstance(tool, BaseTool)]:
+        raise InputError(f"tools must be LangChain tools, or a mapping of names to descriptions, not {odd[0]!r:.80}")
+    else:
+        about = {tool.name: tool.description for tool in tools}
     for name, text in about.items():
         if not (name and isinstance(name, str) and isinstance(text, str)):
             raise InputError(f"tools: not a name with a description: {name!r:.80}, {text!r:.80}")
@@ -282,12 +287,6 @@ def _tools(tools: Sequence[BaseTool] | Mapping[str, str]) -> list[dict[str, str]
         {"source": f"{name.replace('_', ' ')}: {text}", "target": json.dumps([name]), "name": name}
         for name, text in about.items()
     ]
-
-
-def _described(tool: Any) -> tuple[str, str]:
-    if not isinstance(tool, BaseTool):
-        raise InputError(f"tools must be LangChain tools, or a mapping of names to descriptions, not {tool!r:.80}")
-    return tool.name, tool.description
 
 
 def _taught(number: int, pair: Any) -> Item:

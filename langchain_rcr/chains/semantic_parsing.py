@@ -333,11 +333,11 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}
             told = _told(picker, {**batch[0].options, **({"drafts": drafts} if drafts else {})})
             for question, picks in await call(told, [(question, question.query) for question in batch], **options):
-                try:
-                    question.picks = _checked(picks)
-                except InputError as error:
-                    question.error = error
+                if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
+                    what = f"a list of documents or examples, not {type(picks).__name__}"
+                    question.error = InputError(f"the retriever must return {what}")
                     continue
+                question.picks = tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
                 if self.needs_examples and not question.picks:
                     question.parsed = question.parsed or ParsedProgram(None, None, (), (), NO_EXAMPLES)
                 elif question.parsed is None or _ids(question.picks) != _ids(question.parsed.picks):
@@ -408,13 +408,6 @@ def _told(picker: Any, options: Mapping[str, Any]) -> Any:
         return picker.model_copy(update={"runnable": _told(picker.runnable, options), "fallbacks": fallbacks})
     ours = options and isinstance(innermost(picker), SequentialCompositionalRetriever)
     return picker.bind(**options) if ours else picker
-
-
-def _checked(picks: Any) -> tuple[Document | dict[str, Any], ...]:
-    """A retriever's picks; an `InputError` if they aren't picks."""
-    if not isinstance(picks, Sequence) or not all(isinstance(pick, Document | Mapping) for pick in picks):
-        raise InputError(f"the retriever must return a list of documents or examples, not {type(picks).__name__}")
-    return tuple(pick if isinstance(pick, Document) else dict(pick) for pick in picks)
 
 
 def _ids(picks: Sequence[Any]) -> list[str | None]:
