@@ -52,19 +52,12 @@ def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = N
     )
 
 
-def track(items: Sequence[T], text: str) -> Iterable[T]:
+def track(items: Sequence[T], text: str) -> Iterator[T]:
     """The items one by one, with a bar if one can be shown; raises `Stopped` once a `stoppable` block should end."""
-    if (event := _stop.get()) is not None:
-        return _until(event, items)
-    if len(items) < 2 or not _shown():
-        return items
-    shown: Iterable[T] = bar(text, len(items), items=items)
-    return shown
-
-
-def _until(event: threading.Event, items: Sequence[T]) -> Iterator[T]:
-    for item in items:
-        if event.is_set():
+    event = _stop.get()
+    has_bar = event is None and len(items) > 1 and _shown()
+    for item in bar(text, len(items), items=items) if has_bar else items:
+        if event is not None and event.is_set():
             raise Stopped
         yield item
 
