@@ -156,7 +156,8 @@ class CandidateIndex(Protocol):
             replace: ids whose examples are removed in the same change. One that is added again gets another key.
 
         Raises:
-            PoolError: an id is taken and isn't replaced, or a field can't be kept; nothing was added.
+            PoolError: an id is taken and isn't replaced, or comes twice, or a field can't be kept; nothing was added.
+            InputError: vectors have another number or length, or numbers that are not finite.
         """
 
     def delete(self, ids: Sequence[str]) -> int:
@@ -196,16 +197,7 @@ async def resolved(value: Any) -> Any:
 
 
 def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
-    """Refuse vectors that can't enter an index.
-
-    Args:
-        count: how many examples they belong to.
-        vectors: their vectors.
-        dim: D of the index; 0: any.
-
-    Raises:
-        InputError: vectors have another number or length, or numbers that are not finite.
-    """
+    """Raise an `InputError` unless these are finite vectors of `count` examples for an index of D = `dim` (0: any)."""
     number, length = vectors.candidate.shape
     if number != count:
         raise InputError(f"{count} examples came with {number} vectors")
@@ -216,11 +208,7 @@ def check_vectors(count: int, vectors: PoolVectors, dim: int) -> None:
 
 
 def check_ids(ids: Sequence[str], taken: Collection[str]) -> None:
-    """Refuse ids that come twice or are taken.
-
-    Raises:
-        PoolError: there is one; the message names it.
-    """
+    """Raise a `PoolError` that names the first id that comes twice or is taken."""
     seen = set(taken)
     for one in ids:
         if one in seen:

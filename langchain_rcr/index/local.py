@@ -203,12 +203,7 @@ class LocalIndex(InThisThread, ABC):
         yield table.opened()
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
-        """Add examples, all or none; see `CandidateIndex.add`.
-
-        Raises:
-            PoolError: an id is taken and isn't replaced, or comes twice.
-            InputError: vectors have another number or length, or numbers that are not finite.
-        """
+        """See `CandidateIndex.add`."""
         ids = [row.id for row in rows]
         with self._lock:
             check_vectors(len(rows), vectors, self._dim)

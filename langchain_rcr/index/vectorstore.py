@@ -130,10 +130,7 @@ class VectorStoreIndex(InThisThread):
     async def read(self, where: Filter | None = None) -> AsyncIterator[Reader]:
         """The pool as it is now, except for changes while it is read; see `CandidateIndex.read`.
 
-        With a filter, the examples that pass are read, and searched in this process.
-
-        Raises:
-            InputError: the filter asks about a field that no example has; the pool is too large for filters.
+        With a filter, the examples that pass are read, and searched in this process; the pool may be too large for it.
         """
         header = self._bound()
         if where is None:
@@ -145,13 +142,7 @@ class VectorStoreIndex(InThisThread):
             yield MatrixTable(PoolVectors(candidate, context), [one.row for one in found]).opened()
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
-        """Add examples; see `CandidateIndex.add`. A failure is undone as far as possible.
-
-        Raises:
-            PoolError: an id is taken and isn't replaced, or comes twice, or a field isn't JSON.
-            InputError: vectors have another number or length, have numbers that are not finite, or are longer than the
-                bound.
-        """
+        """See `CandidateIndex.add`; too long vectors are refused. A failure is undone as far as possible."""
         with self.documents.changing:
             header = self._settled()
             check_vectors(len(rows), vectors, header.dim)

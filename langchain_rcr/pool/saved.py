@@ -6,12 +6,14 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic_core import from_json
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
@@ -141,7 +143,13 @@ def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target
         return f"{path}, line {numbers[at]}"
 
     examples: dict[str, dict[str, Any]] = {}
-    for at, row in enumerate(_rows([lines[number - 1] for number in numbers], where)):
+    for at, number in enumerate(numbers):
+        try:
+            row = _parsed(lines[number - 1])
+        except (ValueError, RecursionError) as error:
+            raise PoolError(f"{where(at)}: not JSON ({error})") from error
+        if not isinstance(row, dict):
+            raise PoolError(f"{where(at)}: must be a JSON object, not {type(row).__name__}")
         example_id = row.pop("id", None)
         if example_id is None:
             example_id = random_ids(1)[0]
@@ -152,24 +160,10 @@ def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target
     return ExamplePool(source_key=source_key, target_key=target_key).filled(examples, where)
 
 
-def _rows(lines: Sequence[str], where: Callable[[int], str]) -> list[dict[str, Any]]:
-    """The object on each line."""
-    try:
-        # All at once: twice as fast, and the rows share the names of their fields.
-        rows = json.loads(f"[{','.join(lines)}]")
-        if len(rows) == len(lines) and {*map(type, rows)} <= {dict}:
-            return list(rows)
-    except (ValueError, RecursionError):
-        pass
-    rows = []
-    for at, line in enumerate(lines):  # to find the one that is wrong
-        try:
-            rows.append(json.loads(line))
-        except (ValueError, RecursionError) as error:
-            raise PoolError(f"{where(at)}: not JSON ({error})") from error
-        if not isinstance(rows[-1], dict):
-            raise PoolError(f"{where(at)}: must be a JSON object, not {type(rows[-1]).__name__}")
-    return rows
+def _parsed(line: str) -> Any:
+    with suppress(ValueError):
+        return from_json(line, cache_strings="keys")  # a third of json's time; rows share the names of their fields
+    return json.loads(line)  # which reads what is nested deeper, and says better what is wrong
 
 
 def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: PoolVectors, programs: IntArray) -> None:
@@ -190,12 +184,7 @@ def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: P
 
 
 def load_vectors(path: Path, fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
-    """Read the vectors and programs that `save_vectors` wrote.
-
-    Args:
-        path: the file.
-        fingerprint: of the encoder that is to search them.
-        ids: the ids of the examples that they must belong to, in order.
+    """Read the vectors and programs that `save_vectors` wrote for this encoder and these examples.
 
     Raises:
         CheckpointError: the file is missing, damaged, foreign, or belongs to another encoder or other examples; the

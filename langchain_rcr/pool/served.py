@@ -62,13 +62,8 @@ class Served:
     ) -> list[list[Pick] | InputError]:
         """Pick examples for questions, each conditioned on those before it; all questions go through together.
 
-        Args:
-            queries: the questions.
-            options: k, and how to select.
-            where: which examples may be picked.
-            drafts: for each question a guess at its program, or None.
-            is_async: encode in a thread, and search there too, or where a network engine has its connections. Otherwise
-                nothing here waits, and `InThisThread` can run it.
+        With `is_async`, encode in a thread, and search there too, or where a network engine has its connections.
+        Otherwise nothing here waits, and `InThisThread` can run it.
 
         Returns:
             For each question its picks. There are fewer than k only if the pool or what the filter allows has fewer, or
@@ -78,7 +73,6 @@ class Served:
         Raises:
             InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
                 encoder's family can't use drafts.
-            EngineError: the engine can't be reached.
         """
         if not is_async:
             return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))

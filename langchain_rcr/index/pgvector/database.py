@@ -58,13 +58,7 @@ SET LOCAL jit = off;
 
 
 class Transaction:
-    """Runs statements on a connection, each within a time limit.
-
-    Args:
-        database: whose connection it is.
-        connection: one with an open transaction.
-        seconds: how long a statement may take.
-    """
+    """Runs statements on a connection with an open transaction, each within a limit of seconds."""
 
     def __init__(self, database: Database, connection: Connection, seconds: float) -> None:
         self.database, self._connection, self._seconds = database, connection, seconds
@@ -112,12 +106,7 @@ class Database:
 
     @asynccontextmanager
     async def transaction(self, mode: str, seconds: float) -> AsyncIterator[Transaction]:
-        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or on an exception.
-
-        Args:
-            mode: `READING` or `WRITING`.
-            seconds: how long a statement may take.
-        """
+        """A transaction: committed at the end when `WRITING`, rolled back when `READING` or on an exception."""
         try:
             async with asyncio.timeout(self._wait_s):
                 await self._slots.acquire()
@@ -142,9 +131,7 @@ class Database:
     async def answering(self, connection: Connection | None, seconds: float) -> AsyncIterator[None]:
         """Turns the driver's errors into a one-line `EngineError`.
 
-        Args:
-            connection: closed when there is no answer at all, not even the server's own timeout message.
-            seconds: how long the server may take.
+        The connection is closed when there is no answer at all, not even the server's own timeout message.
         """
         try:
             async with asyncio.timeout(seconds + _GRACE_S):

@@ -13,25 +13,18 @@ from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import Any, Literal, TypeVar
 
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.types.json import Jsonb
+from psycopg.types.numeric import Int8
+
 from langchain_rcr.basics.background import background
-from langchain_rcr.errors import CheckpointError, EngineError, InputError, MissingExtraError, PoolError
+from langchain_rcr.basics.rows import longest
+from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError
 from langchain_rcr.index.base import PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.filters import Filter, shown
-
-try:
-    import psycopg
-    from psycopg import sql
-    from psycopg.conninfo import conninfo_to_dict
-    from psycopg.types.json import Jsonb
-    from psycopg.types.numeric import Int8
-
-    from langchain_rcr.index.pgvector.database import READING, WRITING, Database, Transaction, place
-except ImportError as error:
-    if error.name and error.name.startswith("langchain_rcr"):
-        raise
-    raise MissingExtraError("psycopg", "pgvector") from None
-
-from langchain_rcr.basics.rows import longest
+from langchain_rcr.index.pgvector.database import READING, WRITING, Database, Transaction, place
 from langchain_rcr.index.pgvector.jsonb import storable, to_json
 from langchain_rcr.index.pgvector.reader import PgVectorReader, Pool
 
@@ -186,7 +179,6 @@ class PgVectorIndex:
         """See `CandidateIndex.bind`. Creates the pool and, if it should have one, the HNSW index.
 
         Raises:
-            CheckpointError: the pool holds vectors of other encoders, or of another length.
             InputError: `dim` is more than pgvector can hold or index.
         """
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
@@ -233,13 +225,7 @@ class PgVectorIndex:
             yield reader
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
-        """Add examples, all or none; see `CandidateIndex.add`.
-
-        Raises:
-            PoolError: an id is taken and isn't replaced, or comes twice, or a field can't be kept.
-            InputError: vectors have another number or length, or numbers that are not finite.
-            CheckpointError: the pool holds vectors of other encoders by now.
-        """
+        """See `CandidateIndex.add`; a `CheckpointError` if the pool holds vectors of other encoders by now."""
         if self._bound is None:
             raise RuntimeError("bind(fingerprint, dim) comes before add")
         check_vectors(len(rows), vectors, self._bound[1])
@@ -265,7 +251,7 @@ class PgVectorIndex:
             await transaction.fetch(_COUNT, [len(ids), longest(vectors.candidate)])
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete examples, all at once; unknown ids are ignored. Returns how many there were."""
+        """See `CandidateIndex.delete`."""
         return sum(count for (count,) in self.run(self._told(WRITING, _DELETE, ids)))
 
     def known(self, ids: Sequence[str]) -> set[str]:
