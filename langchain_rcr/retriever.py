@@ -387,7 +387,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Raises:
             InputError: the question is not a string, blank or not valid Unicode.
         """
-        return self.store.now.relevance(query)
+        if error := error_of(query):
+            raise error
+        return float(self.store.encoder.judge_queries([query], judge=True)[1][0])
 
     def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
         """Names for LangSmith traces."""

@@ -174,7 +174,7 @@ class CandidateIndex(Protocol):
 
 
 class InThisThread:
-    """`run` and `arun` of an engine whose readers never wait for an event loop."""
+    """`run`, `arun` and `close` of an engine whose readers never wait for an event loop."""
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in the caller's thread."""
@@ -189,6 +189,9 @@ class InThisThread:
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in a thread."""
         return await asyncio.to_thread(self.run, work)
+
+    def close(self) -> None:
+        """Does nothing: there is nothing to close, or it belongs to the caller."""
 
 
 async def resolved(value: Any) -> Any:

@@ -136,13 +136,8 @@ class FaissIndex(LocalIndex):
 class FaissTable(Table):
     """E_c in a FAISS index whose ids are row numbers, E_z in a matrix; see `Table`.
 
-    Tables extended from one another share one append-only FAISS index; each looks only at its own rows. Rows that must
-    not be found are excluded by a selector inside FAISS, picks by fetching more.
-
-    Args:
-        vectors: the pool's E_c and E_z; E_c is copied, E_z isn't.
-        options: which index.
-        rows: see `Table`.
+    Tables extended from one another share one append-only FAISS index, which copies E_c; each looks only at its own
+    rows. Rows that must not be found are excluded by a selector inside FAISS, picks by fetching more.
     """
 
     def __init__(self, vectors: PoolVectors, options: FaissOptions, rows: Iterable[Row] = ()) -> None:

@@ -90,11 +90,7 @@ def parse_filter(spec: Mapping[str, Any], *, _depth: int = 0) -> Filter:
 
 
 def joined(*specs: Mapping[str, Any] | None) -> Filter | None:
-    """The conjunction of several filters; None: nothing is filtered.
-
-    Raises:
-        InputError: one is not a filter.
-    """
+    """The conjunction of several filters as `parse_filter` reads them; None: nothing is filtered."""
     return all_of(*(parse_filter(spec) for spec in specs if spec is not None))
 
 
@@ -192,11 +188,7 @@ def _condition(key: str, op: object, operand: Any) -> Filter:
 
 
 def scalar(key: str, value: Any) -> Any:
-    """A value that a field can be compared with, as its plain base type if it is of a subclass such as an enum.
-
-    Raises:
-        InputError: a list, a mapping or the like, or a number that isn't finite.
-    """
+    """A value that a field can be compared with, as its plain base type if it is of a subclass such as an enum."""
     kinds: tuple[Any, ...] = (str, int, float)
     for kind in kinds:
         if isinstance(value, kind) and not isinstance(value, bool):

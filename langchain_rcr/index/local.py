@@ -120,11 +120,7 @@ class Table(ABC):
 
     @abstractmethod
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
-        """The hits of `search`.
-
-        Raises:
-            InputError: a state or a candidate is not finite.
-        """
+        """The hits of `search`; an `InputError` if a state or a candidate is not finite."""
 
 
 class LocalIndex(InThisThread, ABC):
@@ -236,9 +232,6 @@ class LocalIndex(InThisThread, ABC):
         with self._lock:
             keys = self._keys if ids is None else [one for one in dict.fromkeys(ids) if one in self._keys]
             return [self._now.rows[self._keys[one]] for one in keys]
-
-    def close(self) -> None:
-        """Does nothing; for callers that close any engine."""
 
     def content(self) -> tuple[list[Row], PoolVectors]:
         """All examples in the order of adding, and their vectors (N, D), for saving the pool. Not to be changed."""

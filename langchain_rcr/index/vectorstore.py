@@ -203,9 +203,6 @@ class VectorStoreIndex(InThisThread):
         header = self._bound()
         return [one.row for one in (self._all(header) if ids is None else self._found(ids, header).values())]
 
-    def close(self) -> None:
-        """Does nothing: stores can't be closed, and the client belongs to the caller."""
-
     def _bound(self) -> Header:
         header = self.documents.header()
         if header is None:

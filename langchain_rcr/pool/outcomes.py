@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, fields, replace
 from datetime import UTC, datetime
+from functools import partial
 from glob import escape
 from numbers import Real
 from operator import itemgetter
@@ -81,9 +82,7 @@ class OutcomeLog:
         policy: str = "",
         explore: float = 0.0,
     ) -> None:
-        """Append a question.
-
-        `picks` has id, step and probability of each pick, in any order; all else is as in `Outcome`.
+        """Append a question; `picks` has id, step and probability of each pick, in any order.
 
         Raises:
             InputError: the outcome is not a finite number, a pick has no id or step, or the file can't be written.
@@ -131,13 +130,9 @@ class OutcomeLog:
                 if self.path.stat().st_size + len(content) > self.max_bytes:
                     self._rotate()
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            handle = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            try:
-                # One call: lines of several writers don't mix.
-                if os.write(handle, content) < len(content):
+            with open(self.path, "ab", buffering=0, opener=partial(os.open, mode=0o600)) as file:
+                if file.write(content) < len(content):  # in one call, so that lines of several writers don't mix
                     raise OSError(errno.ENOSPC, "the disk is full")
-            finally:
-                os.close(handle)
         except OSError as error:
             raise InputError(f"{self.path} can't be written: {error.strerror or error}") from error
 

@@ -106,12 +106,6 @@ class Served:
 
         return self.engine.run(explained())
 
-    def relevance(self, query: str) -> float:
-        """How near a question is to those that the encoder was fitted to, from 0 to 1; see `Encoder.relevance`."""
-        if error := error_of(query):
-            raise error
-        return float(self.encoder.judge_queries([query], judge=True)[1][0])
-
     def _queries(
         self, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
     ) -> tuple[FloatArray, BoolArray]:

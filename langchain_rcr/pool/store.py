@@ -190,11 +190,8 @@ class ExampleStore:
 
         The encoder learns what their questions need, for all stores that share it (`TriEncoder.grow`). With `replace`,
         examples with known ids replace the old ones. With `refit`, it fits anew in the background once that is worth
-        its time; this has no effect for an engine outside this process, or after such a fit has failed.
-
-        Raises:
-            PoolError: an example or an id can't enter the pool; then nothing was added.
-            InputError: there are more or fewer ids than examples.
+        its time; this has no effect for an engine outside this process, or after such a fit has failed. For errors see
+        `ExamplePool` and `CandidateIndex.add`; then nothing was added.
         """
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
@@ -214,7 +211,7 @@ class ExampleStore:
         return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete examples, so that no query that begins later can pick them; see the retriever's `delete`."""
+        """Delete examples, so that no query that begins later can pick them; see `Lifecycle.delete`."""
         if isinstance(ids, str):
             raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
         if not isinstance(ids, Iterable):
@@ -237,11 +234,7 @@ class ExampleStore:
         """Fit the encoder anew to all examples, then replace it and their vectors at one moment.
 
         Until then questions are answered as before, and what is added or deleted meanwhile isn't lost. The vectors go
-        into `index`, an empty engine; None: a new one of the same kind, if in this process.
-
-        Raises:
-            InputError: the engine is outside this process and no other was given, or the family isn't fitted to
-                examples.
+        into `index`, an empty engine; None: a new one of the same kind, if in this process. See `Lifecycle.refit`.
         """
         with self._refitting:
             before, began = self.now, time.monotonic()
@@ -272,7 +265,7 @@ class ExampleStore:
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        """Write a checkpoint folder, with a retriever's own fields as JSON values; see the retriever's `save`."""
+        """Write a checkpoint folder, with a retriever's own fields as JSON values; see `Lifecycle.save`."""
         now = self.now
         check_folder(Path(folder))
         with atomic_directory(folder) as path:

@@ -176,11 +176,7 @@ class PgVectorIndex:
         return self.__dict__ | {"_database": None}
 
     def bind(self, fingerprint: str, dim: int) -> None:
-        """See `CandidateIndex.bind`. Creates the pool and, if it should have one, the HNSW index.
-
-        Raises:
-            InputError: `dim` is more than pgvector can hold or index.
-        """
+        """See `CandidateIndex.bind`. Creates the pool and, if it should have one, the HNSW index."""
         if self._kind == "hnsw" and dim > _LONGEST_INDEXED:
             raise InputError(
                 f"kind='hnsw' takes vectors of up to {_LONGEST_INDEXED:,} numbers, which is as far as pgvector goes; "

@@ -97,12 +97,9 @@ class Pool:
 
 
 class PgVectorReader:
-    """A `Reader` of a pool, or of the part that passes a filter, as one transaction sees it.
+    """A `Reader` of a pool, or of the part that passes a filter, as a transaction that is `READING` sees it.
 
-    Args:
-        transaction: one that is `READING`.
-        pool: the pool; None: there is none, so it is empty.
-        approximate: whether to search with the HNSW index.
+    Without a pool, it is empty; if `approximate`, it searches with the HNSW index.
     """
 
     def __init__(self, transaction: Transaction, pool: Pool | None, *, approximate: bool) -> None:
@@ -122,11 +119,7 @@ class PgVectorReader:
         self._told = (state, k) if self.size and state.sql() else None
 
     async def filter(self, where: Filter) -> None:
-        """Restrict what can be found to `where`, and count it.
-
-        Raises:
-            InputError: the filter asks about a field that no example has.
-        """
+        """Restrict what can be found to `where`, and count it; see `CandidateIndex.read`."""
         asked = sorted(fields_of(where))
         if self.size and asked:
             # One field at a time: each scan ends at the first example that has the field.
