@@ -40,15 +40,10 @@ BEST = 1024
 
 @dataclass(frozen=True, slots=True)
 class PoolVectors:
-    """The pool as the policy sees it.
+    """The pool as the policy sees it."""
 
-    Args:
-        candidate: E_c of every example, (N, D) float32; dense or sparse.
-        context: E_z of every example, likewise.
-    """
-
-    candidate: Rows
-    context: Rows
+    candidate: Rows  # E_c of every example, (N, D) float32; dense or sparse
+    context: Rows  # E_z of every example, likewise
 
     def __post_init__(self) -> None:
         if self.candidate.shape != self.context.shape or len(self.candidate.shape) != 2:
@@ -60,17 +55,11 @@ class PoolVectors:
 
 
 class Row(NamedTuple):
-    """An example as an engine keeps it.
+    """An example as an engine keeps it."""
 
-    Args:
-        id: given by the user or random; unique in the pool.
-        example: its fields. Engines that persist keep them as JSON.
-        program: equal numbers for equal programs (`ProgramSpec.key`), int64.
-    """
-
-    id: str
-    example: dict[str, Any]
-    program: int
+    id: str  # given by the user or random; unique in the pool
+    example: dict[str, Any]  # its fields; engines that persist keep them as JSON
+    program: int  # equal numbers for equal programs (`ProgramSpec.key`), int64
 
 
 class Hits(NamedTuple):

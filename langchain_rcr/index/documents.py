@@ -61,27 +61,16 @@ class PoolEmbeddings(Embeddings):
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the pool is.
+    """What the pool is."""
 
-    Args:
-        fingerprint: of the encoder.
-        dim: D.
-        count: number of examples.
-        next: the next key.
-        longest: no E_c was ever longer.
-        bound: no E_c may be longer; 0 before the first.
-        turn: the largest is the newest; several exist if a writer was stopped before removing the old one.
-        unsure: up to how many more there are, of a change that isn't finished, or was cut short.
-    """
-
-    fingerprint: str
-    dim: int
-    count: int = 0
-    next: int = 0
-    longest: float = 0.0
-    bound: float = 0.0
-    turn: int = 0
-    unsure: int = 0
+    fingerprint: str  # of the encoder
+    dim: int  # D
+    count: int = 0  # examples
+    next: int = 0  # the next key
+    longest: float = 0.0  # no E_c was ever longer
+    bound: float = 0.0  # no E_c may be longer; 0 before the first
+    turn: int = 0  # the largest is the newest; several exist if a writer was stopped before removing the old one
+    unsure: int = 0  # up to how many more there are, of a change that isn't finished, or was cut short
 
     @property
     def most(self) -> int:

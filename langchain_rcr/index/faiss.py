@@ -51,21 +51,7 @@ _RARE = 10
 
 @dataclass(frozen=True, slots=True)
 class FaissOptions:
-    """Which FAISS index, and its parameters.
-
-    Args:
-        kind: `flat`: exact; without `fp16` it is the engine in memory, and FAISS isn't used. `hnsw`: a graph;
-            approximate, fast to search, slow to add to. `ivf`: inverted lists; approximate, but with exact logits. Both
-            are exact up to 4,096 rows, and `ivf` until there are enough to train on. With `ivf` and `flat`, sparse
-            vectors stay sparse: their columns serve as lists (`ColumnTable`), and the parameters below don't apply.
-        fp16: keep E_c in half precision: half the memory, logits to about three digits.
-        m: neighbours per vector in the graph (hnsw).
-        ef_construction: candidates looked at when a vector is added (hnsw).
-        ef_search: candidates looked at in a search (hnsw).
-        nlist: inverted lists (ivf); None: 4 · √N of the N rows trained on.
-        nprobe: lists looked at in a search (ivf); None: one in 10, at least 32.
-        train_from: the number of rows at which training starts (ivf), at least 39 · nlist.
-    """
+    """Which FAISS index, and its parameters; see `FaissIndex`."""
 
     kind: Kind = "flat"
     fp16: bool = False
@@ -102,9 +88,20 @@ class FaissOptions:
 
 
 class FaissIndex(LocalIndex):
-    """The engine that searches with FAISS; see `LocalIndex` and, for the arguments, `FaissOptions`.
+    """The engine that searches with FAISS, which uses as many threads as OMP_NUM_THREADS says; see `LocalIndex`.
 
-    FAISS uses as many threads as OMP_NUM_THREADS says.
+    Args:
+        kind: `flat`: exact; without `fp16` it is the engine in memory, and FAISS isn't used. `hnsw`: a graph;
+            approximate, fast to search, slow to add to. `ivf`: inverted lists; approximate, but with exact logits. Both
+            are exact up to 4,096 rows, and `ivf` until there are enough to train on. With `ivf` and `flat`, sparse
+            vectors stay sparse: their columns serve as lists (`ColumnTable`), and the parameters below don't apply.
+        fp16: keep E_c in half precision: half the memory, logits to about three digits.
+        m: neighbours per vector in the graph (hnsw).
+        ef_construction: candidates looked at when a vector is added (hnsw).
+        ef_search: candidates looked at in a search (hnsw).
+        nlist: inverted lists (ivf); None: 4 · √N of the N rows trained on.
+        nprobe: lists looked at in a search (ivf); None: one in 10, at least 32.
+        train_from: the number of rows at which training starts (ivf), at least 39 · nlist.
 
     Raises:
         MissingExtraError: FAISS is not installed (when this module is imported).

@@ -64,11 +64,7 @@ class _Rows(list[Row]):
 class Table(ABC):
     """The pool at one moment, which can be searched; once `opened`, a `Reader`. Immutable and thread-safe.
 
-    Keys are row numbers, 0 … N−1.
-
-    Args:
-        vectors: the pool's E_c and E_z; not copied.
-        rows: the examples; this list may have more after them.
+    Keys are row numbers, 0 … N−1. The vectors aren't copied; the list of rows may have more after the pool's.
     """
 
     def __init__(self, vectors: PoolVectors, rows: Iterable[Row] = ()) -> None:

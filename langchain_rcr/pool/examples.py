@@ -210,16 +210,11 @@ def changed(pool: ExamplePool, there: Mapping[str, Example]) -> list[int]:
 
 
 def earlier(pool: ExamplePool, fresh: Sequence[int], others: Mapping[str, Example]) -> list[str]:
-    """The ids of an engine's other examples that are earlier versions of fresh ones, one to one.
+    """The ids of an engine's other examples (by id) that are earlier versions of fresh ones (by position), one to one.
 
     An earlier version differs only in metadata. It may instead differ only in its question, or only in its program, if
     at least as many examples are unchanged or differ only in metadata. Without that condition an unrelated pool would
     match too, as few programs answer many questions.
-
-    Args:
-        pool: the examples.
-        fresh: the positions of those that the engine doesn't hold.
-        others: what the engine holds beyond the pool, by id.
     """
     question, program = {*pool.source_keys}, {pool.target_key}
     metadata = {name for example in (*pool.examples, *others.values()) for name in example} - question - program

@@ -34,15 +34,10 @@ if TYPE_CHECKING:
 
     from langchain_rcr.index.base import CandidateIndex
 
-
 _OPTIONS = ("ids", "index", "append")
 """What `from_examples` passes to `from_encoder` unchanged."""
-
-
 _NOT_SAVED = ("store", "tokenizer", "log")
 """Fields that must be given again when a saved retriever is loaded."""
-
-
 _WIDEST = 1000
 """The most beams that a saved retriever may have: with more, a stranger's could exhaust memory."""
 

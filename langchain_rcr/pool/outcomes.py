@@ -27,27 +27,16 @@ _BEGINS = '{"time": '
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A question, its picks and what came of them.
+    """A question, its picks and what came of them."""
 
-    Args:
-        question: its digest (`basics.files.digest`).
-        picks: the ids of its examples, in the order of picking.
-        probabilities: those with which each was drawn from what was left; None if not computed.
-        outcome: the larger, the better; None: not known.
-        explore: the retriever's setting when it picked.
-        policy: the fingerprint of its encoder.
-        run: an id under which the outcome may come later.
-        text: the question, if the log may hold it.
-    """
-
-    question: str
-    picks: tuple[str, ...]
-    probabilities: tuple[float | None, ...]
-    outcome: float | None
-    explore: float
-    policy: str
-    run: str | None = None
-    text: str | None = None
+    question: str  # its digest (`basics.files.digest`)
+    picks: tuple[str, ...]  # the ids of its examples, in the order of picking
+    probabilities: tuple[float | None, ...]  # those with which each was drawn from what was left; None if not computed
+    outcome: float | None  # the larger, the better; None: not known
+    explore: float  # the retriever's setting when it picked
+    policy: str  # the fingerprint of its encoder
+    run: str | None = None  # an id under which the outcome may come later
+    text: str | None = None  # the question, if the log may hold it
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,20 +26,14 @@ logger = logging.getLogger(__name__)
 class Pick:
     """One pick for one query.
 
-    Args:
-        id: the example's id.
-        example: its fields, a copy.
-        step: 1 for the first pick, up to k.
-        logit: of the pick in the state in which it was picked (Eq. 4).
-        probability: π of the pick among the candidates left at its step, or the probability with which it was drawn
-            (`Options.explore`); None if not requested.
+    Its probability is π among the candidates left at its step, or that with which it was drawn (`Options.explore`).
     """
 
     id: str
-    example: dict[str, Any]
-    step: int
-    logit: float
-    probability: float | None = None
+    example: dict[str, Any]  # its fields, a copy
+    step: int  # 1 for the first pick, up to k
+    logit: float  # in the state in which it was picked (Eq. 4)
+    probability: float | None = None  # None if not requested
 
 
 @dataclass(frozen=True, slots=True)

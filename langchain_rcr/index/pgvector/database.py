@@ -85,12 +85,9 @@ class Transaction:
 
 
 class Database:
-    """The connections of one index in one process. Everything here runs on the background loop, so needs no locks.
+    """The connections of one index in one process: at most `most`, for a free one of which a caller waits `wait_s`.
 
-    Args:
-        address: libpq's parameters, by name.
-        most: the most connections at once.
-        wait_s: seconds that a caller waits for a free one.
+    The address is libpq's parameters by name. Everything here runs on the background loop, so needs no locks.
     """
 
     def __init__(self, address: dict[str, Any], most: int, wait_s: float) -> None:

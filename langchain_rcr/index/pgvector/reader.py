@@ -75,25 +75,15 @@ SELECT state.n, total.value FROM state CROSS JOIN LATERAL (
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """A row of the table of pools.
+    """A row of the table of pools."""
 
-    Args:
-        id: the number of its table.
-        format: of its table.
-        fingerprint: of the encoders whose vectors it holds.
-        dim: D.
-        examples: how many there are.
-        longest: no candidate vector was ever longer.
-        indexed: whether it has an HNSW index.
-    """
-
-    id: int
-    format: int
-    fingerprint: str
-    dim: int
-    examples: int = 0
-    longest: float = 0.0
-    indexed: bool = False
+    id: int  # the number of its table
+    format: int  # of its table
+    fingerprint: str  # of the encoders whose vectors it holds
+    dim: int  # D
+    examples: int = 0  # how many there are
+    longest: float = 0.0  # no candidate vector was ever longer
+    indexed: bool = False  # whether it has an HNSW index
 
 
 class PgVectorReader:
