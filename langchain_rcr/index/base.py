@@ -65,20 +65,14 @@ class Row(NamedTuple):
 class Hits(NamedTuple):
     """What a search found, best first.
 
-    Args:
-        keys: (B, t) int64; −1 where a state has fewer than t candidates left.
-        logits: (B, t) float32; −inf there.
-        rows: the examples found so far, by key; not to be changed.
-        contexts: returns E_z (M, D) of M keys found so far.
-        log_partition: log Σ exp(logit / τ) over the candidates that aren't excluded, (B,) float64; −inf if there is
-            none; None if no τ was given.
+    The log partition is log Σ exp(logit / τ) over the candidates that aren't excluded.
     """
 
-    keys: IntArray
-    logits: FloatArray
-    rows: Mapping[int, Row] | Sequence[Row]
-    contexts: Callable[[IntArray], FloatArray]
-    log_partition: NDArray[np.float64] | None = None
+    keys: IntArray  # (B, t); −1 where a state has fewer than t candidates left
+    logits: FloatArray  # (B, t); −inf there
+    rows: Mapping[int, Row] | Sequence[Row]  # the examples found so far, by key; not to be changed
+    contexts: Callable[[IntArray], FloatArray]  # returns E_z (M, D) of M keys found so far
+    log_partition: NDArray[np.float64] | None = None  # (B,); −inf if there is no candidate; None if no τ was given
 
 
 class Reader(Protocol):

@@ -42,12 +42,9 @@ class PoolEmbeddings(Embeddings):
     """The embeddings that a pool's store is created with: they supply the vectors of the examples being added."""
 
     def __init__(self) -> None:
-        self.size = 0
-        """Length of the stored vectors: D + 1."""
-        self.vectors: dict[str, list[float]] = {}
-        """The vectors of the texts being added."""
-        self.asked = False
-        """Whether the store has asked for any of them."""
+        self.size = 0  # length of the stored vectors: D + 1
+        self.vectors: dict[str, list[float]] = {}  # of the texts being added
+        self.asked = False  # whether the store has asked for any of them
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
         """The vectors of documents on their way into the store; a unit vector for any other text, such as a probe."""
@@ -123,8 +120,7 @@ class StoredDocuments:
 
     def _unlock(self) -> None:
         self._asking: Any = nullcontext() if self._parallel else threading.RLock()
-        self.changing = threading.RLock()
-        """Held while changing the pool."""
+        self.changing = threading.RLock()  # held while changing the pool
 
     def __getstate__(self) -> dict[str, Any]:
         made = () if self._store is None else ("_make",)

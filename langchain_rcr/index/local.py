@@ -71,10 +71,8 @@ class Table(ABC):
         self.rows = rows if isinstance(rows, _Rows) else _Rows(rows)
         self._context = growing(vectors.context)
         self._longest = longest(vectors.candidate)
-        self.size = len(vectors.candidate)
-        """How many candidates can be found."""
-        self.allowed = np.ones(self.size, dtype=bool)
-        """(N,) which these are."""
+        self.size = len(vectors.candidate)  # how many candidates can be found
+        self.allowed = np.ones(self.size, dtype=bool)  # (N,) which these are
 
     def __len__(self) -> int:
         return len(self._context.rows)

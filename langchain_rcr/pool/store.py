@@ -111,8 +111,7 @@ class ExampleStore:
     def _begin(self, now: Served) -> None:
         self.now = now
         self._changing, self._refitting = threading.RLock(), threading.RLock()
-        self._stale, self._unfit = False, False
-        """Whether a fit is due, and whether one in the background has failed."""
+        self._stale, self._unfit = False, False  # whether a fit is due, and whether one in the background has failed
         self._fitting: threading.Thread | None = None
 
     @property

@@ -62,8 +62,7 @@ class Transaction:
 
     def __init__(self, database: Database, connection: Connection, seconds: float) -> None:
         self.database, self._connection, self._seconds = database, connection, seconds
-        self.names: dict[str, str] = {}
-        """What names in braces in statements stand for."""
+        self.names: dict[str, str] = {}  # what names in braces in statements stand for
 
     async def fetch(self, text: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """The rows that a statement returns; none for one that returns nothing."""
@@ -92,8 +91,7 @@ class Database:
 
     def __init__(self, address: dict[str, Any], most: int, wait_s: float) -> None:
         self._address, self._most, self._wait_s = _DEFAULTS | address, most, wait_s
-        self.ready = False
-        """Whether the tables are known to exist; reset when a call fails."""
+        self.ready = False  # whether the tables are known to exist; reset when a call fails
         self.home = background()
         self.home.at_end.add(self._abort)
         self._open: set[Connection] = set()

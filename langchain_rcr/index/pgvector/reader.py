@@ -97,11 +97,9 @@ class PgVectorReader:
         self._pool = pool or Pool(0, 0, "", 0)
         self._condition, self._values = "true", dict[str, Any]()
         """Which examples can be found, and the parameters of this."""
-        self._rows, self._vectors = dict[int, Row](), dict[int, FloatArray]()
-        """Found so far: rows and E_z (D,), by key."""
+        self._rows, self._vectors = dict[int, Row](), dict[int, FloatArray]()  # found so far: rows and E_z (D,), by key
         self._told: tuple[State[Any], int] | None = None
-        self._steps = list[tuple[IntArray, Hits]]()
-        """Searches answered in advance: what each leaves out, and its hits."""
+        self._steps = list[tuple[IntArray, Hits]]()  # answered in advance: what each search leaves out, and its hits
         self.size = self._pool.examples
 
     def ahead(self, state: State[Any], k: int) -> None:
