@@ -48,13 +48,10 @@ class Fields(TypedDict, total=False):
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
-    """Return the query among a prompt's variables.
+    """Return the query among a prompt's variables (name → value).
 
-    Args:
-        variables: name → value.
-        input_keys: the variables that make up the query, joined by spaces in the order of their sorted names. None: the
-            variables `source_keys`, else the only one.
-        source_keys: the keys of an example's question, sorted.
+    It consists of the variables `input_keys`, joined by spaces in the order of their sorted names. Without these, it
+    consists of those named like the keys of an example's question, else of the only variable.
 
     Raises:
         InputError: the query is missing or not a string; the message names the keys.

@@ -240,14 +240,11 @@ class Lifecycle:
         return await asyncio.to_thread(cls.from_encoder, encoder, examples, **options)
 
     def add_example(self, example: Mapping[str, Any], *, id: str | None = None) -> str:
-        """Add an example; the next query can pick it.
+        """Add an example, and return its id; the next query can pick it.
 
         Args:
             example: a mapping with the pool's two keys, and any other fields.
             id: its id; None for a random one.
-
-        Returns:
-            Its id.
 
         Raises:
             PoolError: a field is missing, not a string or blank; the id is taken.
