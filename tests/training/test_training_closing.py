@@ -1,6 +1,6 @@
 """The lines that close GRPO's log."""
 
-from rcr_trainer.training.closing import closing_lines
+from rcr_trainer.grpo import closing_lines
 from rcr_trainer.training.runner import Result
 
 BEFORE = {"epoch": 0.0, "dev_reward": 0.5}

@@ -22,28 +22,25 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.base import PARTS
 from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
-from rcr_trainer.training.closing import closing_lines
-from rcr_trainer.training.environment import Development, Environment, Tally
+from rcr_trainer.training.environment import Development, Environment, FloatArray, Tally
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
 from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Figures, Job, Result, Runner
 
 logger = logging.getLogger(__name__)
-
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +52,8 @@ class _Rollout:
     reference: Tensor  # (R,) log π_ref(o)
     advantages: Tensor  # (R,)
     scored: Tensor  # (R,) bool; whether there is a reward
-    tally: Tally  # of figures for the log
+    count: int  # of all processes' sequences
+    figures: Figures  # of all processes, for the log
 
 
 def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
@@ -125,46 +123,36 @@ class _GRPO:
 
     # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
 
-    def collect(self, step: int) -> tuple[_Rollout, int, Figures]:
-        """Draw G sequences for each query of a batch, and score them.
-
-        Returns:
-            This process's share, how many sequences the whole batch has, and the batch's figures.
-        """
-        config, (epoch, batch) = self.config, divmod(step, self.per_epoch)
+    def collect(self, step: int) -> _Rollout:
+        """Draw G sequences for each query of a batch, and score them."""
+        config, actor, (epoch, batch) = self.config, self.actor, divmod(step, self.per_epoch)
         order = np.random.default_rng([self.job.seed, epoch]).permutation(len(self.queries))
         rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
-        share, shape = self.processes.part(len(rows)), (len(rows), config.group_size, self.actor.k)
+        count, share = len(rows) * config.group_size, self.processes.part(len(rows))
         rng = np.random.default_rng([self.job.seed, epoch, batch + 1])
-        rollout = self._roll_out(rows[share], rng.random(shape)[share])
-        # Means over all processes; no figure where nothing was counted.
-        totals, tally = self.processes.sum(np.array([*rollout.tally.values()], dtype=np.float64)), rollout.tally
-        means = {name: float(total / count) for name, (total, count) in zip(tally, totals, strict=True) if count}
-        figures = {name: math.exp(mean) if name.startswith("perplexity_") else mean for name, mean in means.items()}
-        return rollout, len(rows) * config.group_size, figures
-
-    def _roll_out(self, rows: IntArray, uniforms: FloatArray) -> _Rollout:
-        config, actor = self.config, self.actor
+        rows, uniforms = rows[share], rng.random((len(rows), config.group_size, actor.k))[share]
         drawn = actor.draw(rows, uniforms)
         reference = actor.reference_log_probs(rows, drawn)
         rewards, tally = self._rewards(rows, drawn)
-        shaped, greedy_shaped = rewards, None
-        if not self.advantage.kl_in_loss:
-            shaped = rewards - config.beta * _array(drawn.log_probs - reference).reshape(rewards.shape)
+        penalty, greedy = 0.0 if self.advantage.kl_in_loss else config.beta, None
+        shaped = rewards - penalty * _array(drawn.log_probs - reference).reshape(rewards.shape)
         if self.advantage.reads_greedy:
             best = actor.draw(rows, None)
             gap = _array(best.log_probs - actor.reference_log_probs(rows, best))
-            penalty = 0.0 if self.advantage.kl_in_loss else config.beta * gap
-            greedy_shaped = self._rewards(rows, best)[0][:, 0] - penalty
-        advantages, scored = estimate(config.advantage, shaped, greedy_shaped)
+            greedy = self._rewards(rows, best)[0][:, 0] - penalty * gap
+        advantages, scored = estimate(config.advantage, shaped, greedy)
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
         tally["no_signal"] = ((advantages == 0).all(axis=1).sum(), len(rows))
-        for step, each in enumerate(drawn.entropies.sum(0).tolist(), start=1):
-            tally[f"perplexity_{step}"] = each, len(drawn.picks)
+        for at, each in enumerate(drawn.entropies.sum(0).tolist(), start=1):
+            tally[f"perplexity_{at}"] = each, len(drawn.picks)
+        # Means over all processes; no figure where nothing was counted.
+        totals = self.processes.sum(np.array([*tally.values()], dtype=np.float64))
+        means = {name: float(total / number) for name, (total, number) in zip(tally, totals, strict=True) if number}
+        figures = {name: math.exp(mean) if name.startswith("perplexity_") else mean for name, mean in means.items()}
         advantage = torch.from_numpy(advantages.ravel()).float().to(reference.device)
         has_one = torch.from_numpy(scored.ravel()).to(reference.device)
-        return _Rollout(rows, drawn, reference, advantage, has_one, tally)
+        return _Rollout(rows, drawn, reference, advantage, has_one, count, figures)
 
     def _rewards(self, rows: IntArray, drawn: Sequences) -> tuple[FloatArray, Tally]:
         """(B, G) rewards of the sequences of B queries, NaN where there is none, and figures for the log."""
@@ -175,17 +163,16 @@ class _GRPO:
 
     # ------------------------------------------------------------------ loss
 
-    def learn(self, batch: tuple[_Rollout, int, Figures]) -> Figures:
+    def learn(self, rollout: _Rollout) -> Figures:
         """Update the policy on a batch of sequences."""
-        rollout, count, figures = batch
-        figures = {**figures, "lr": self.runner.lr}
+        figures = {**rollout.figures, "lr": self.runner.lr}
         for _ in range(self.config.updates):
-            figures |= self._update(rollout, count)
+            figures |= self._update(rollout)
         self.runner.advance()
         return figures
 
-    def _update(self, rollout: _Rollout, count: int) -> Figures:
-        """One optimiser step on −J, the mean over all `count` sequences; returns its figures."""
+    def _update(self, rollout: _Rollout) -> Figures:
+        """One optimiser step on −J, the mean over all processes' sequences; returns its figures."""
         config = self.config
         beta = config.beta if self.advantage.kl_in_loss else 0.0
         figures = {"loss": 0.0, "kl": 0.0, "clipped": 0.0}
@@ -196,8 +183,8 @@ class _GRPO:
             with torch.no_grad():
                 moved = (ratio(new, old) - 1).abs() > config.epsilon
                 for name, values in (("loss", each), ("kl", kl_estimate(new, reference)), ("clipped", moved)):
-                    figures[name] += float(values.sum()) / count
-            return each.sum() / count
+                    figures[name] += float(values.sum()) / rollout.count
+            return each.sum() / rollout.count
 
         norm = self.runner.step(lambda: self.actor.backward(rollout.rows, rollout.drawn, loss))
         sums = self.processes.sum(np.array(list(figures.values())))
@@ -222,3 +209,49 @@ class _GRPO:
 
 def _array(tensor: Tensor) -> FloatArray:
     return tensor.double().cpu().numpy()
+
+
+# ---------------------------------------------------------------- the closing lines of the log
+
+_FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "kl": (
+        "KL {:.3g}: how far the policy has moved from SFT's, in nats a sequence of picks",
+        lambda kl: "next to nothing: try a larger grpo.lr or more epochs" if kl < 1e-3 else "",
+    ),
+    "no_signal": (
+        "no signal {:.0%}: questions whose sequences all earned the same, which teaches nothing",
+        lambda share: "try a larger grpo.group_size or grpo.perplexity, or a graded reward" if share > 0.5 else "",
+    ),
+    "clipped": ("clipped {:.0%}: sequences whose ratio left 1 ± grpo.epsilon; 0 with grpo.updates: 1", lambda _: ""),
+    "unscored": (
+        "unscored {:.0%}: sequences without a reward",
+        lambda share: "look at the programs, or the reward" if share > 0.1 else "",
+    ),
+    "no_program": (
+        "no program {:.0%}: answers of the language model that hold none",
+        lambda share: "look at the prompt, llm.stop and llm.max_tokens" if share > 0.1 else "",
+    ),
+}
+"""Figure of the log → what it means, and advice if the value calls for some."""
+
+
+def closing_lines(result: Result, best_by: str) -> Iterator[str]:
+    """Explain the figures of the last batch, and which weights were kept."""
+    trained = [figures for figures in result.history if "reward" in figures]
+    if not trained:
+        return
+    first, last = trained[0], trained[-1]
+    yield f"reward of the drawn picks {first['reward']:.3f} → {last['reward']:.3f}, first to last evaluation"
+    for name, (text, advise) in _FIGURES.items():
+        if name in last and not (name != "kl" and last[name] == 0):
+            advice = advise(last[name])
+            yield text.format(last[name]) + (f"; {advice}" if advice else "")
+    if drawn := [f"{last[name]:.1f}" for name in sorted(last) if name.startswith("perplexity_")]:
+        yield f"perplexity {', '.join(drawn)}: candidates that each step draws among in effect"
+    scores = [figures[best_by] for figures in result.history if best_by in figures]
+    if not scores or math.isnan(result.best_score):
+        yield "kept: the last weights"
+    elif result.best_round == 0:
+        yield f"kept: SFT's own weights, as no later {best_by} was better than theirs, {scores[0]:.4g}"
+    else:
+        yield f"kept: the weights after batch {result.best_round} ({best_by} {scores[0]:.4g} → {result.best_score:.4g})"

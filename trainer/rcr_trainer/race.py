@@ -21,15 +21,15 @@ from itertools import chain, combinations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.rewards import Reward, make_reward
-from rcr_trainer.training.environment import Environment, greedy_picks
+from rcr_trainer.training.environment import Environment, FloatArray, greedy_picks
 from rcr_trainer.training.registry import TIMES, GRPOSettings
 from rcr_trainer.training.runner import Job
 
@@ -37,8 +37,6 @@ logger = logging.getLogger(__name__)
 
 Variant: TypeAlias = Mapping[str, Any]
 """The numbers that differ from the current policy."""
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 TOGETHER = 3
 """Winners of the first part that are combined in the second."""

@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.basics.items import readable
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.held_out import HeldOut, own_positions
@@ -43,7 +44,6 @@ from rcr_trainer.training.runner import Figures, Job, Result, Runner
 from rcr_trainer.training.supervision import (
     Batch,
     HardNegatives,
-    IntArray,
     Supervision,
     check_pool_size,
     info_nce_batches,

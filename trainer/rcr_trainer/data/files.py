@@ -228,6 +228,8 @@ def _rows(path: str | Path, report: ReadReport) -> Iterator[_Row]:
         raise DataError(f"{path}: unknown extension {suffix!r}; examples are read from {', '.join(_READERS)}")
     try:
         with gzip.open(path) if packed else path.open("rb") as file:
+            if not file.peek(1):
+                raise DataError(f"{path} is empty")
             for place, row in reader(file, path, report):  # type: ignore[arg-type]
                 yield place, opened(row)
     except FileNotFoundError:
@@ -237,15 +239,14 @@ def _rows(path: str | Path, report: ReadReport) -> Iterator[_Row]:
 
 
 def _read_jsonl(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
-    for line, text in _decoded_lines(file, path):
-        if isinstance(text, DataError):
-            yield line, text
-        elif text.strip():
-            try:
-                yield line, _parsed(text, path, line)
-            except DataError as error:
+    for line, data in enumerate(file, start=1):
+        hint = ""
+        try:
+            if (text := _decoded(data, path, line)).strip():
                 hint = _CR if "\r" in text.rstrip("\r\n") else _LIST if text.lstrip().startswith("[") else ""
-                yield line, DataError(f"{error}{hint}")
+                yield line, _parsed(text, path, line)
+        except DataError as error:
+            yield line, DataError(f"{error}{hint}")
 
 
 def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
@@ -338,24 +339,17 @@ _READERS: Mapping[str, Callable[[BinaryIO, Path, ReadReport], Iterator[_Row]]] =
 
 
 def _texts(file: BinaryIO, path: Path) -> Iterator[str]:
-    """Lines with their endings; raises for one that is no text."""
-    for _, text in _decoded_lines(file, path):
-        if isinstance(text, DataError):
-            raise text
-        yield text
-
-
-def _decoded_lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, str | DataError]]:
     """Lines with their endings, decoded one by one, so that an error names the line of bad bytes."""
-    line = 0
-    for line, data in enumerate(file, start=1):
-        try:
-            yield line, data.decode("utf-8-sig" if line == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            hint = ": it is UTF-16, save it as UTF-8" if line == 1 and data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
-            yield line, DataError(f"{path}, line {line}: not UTF-8 text (byte {error.start + 1} of the line){hint}")
-    if not line:
-        raise DataError(f"{path} is empty")
+    return (_decoded(data, path, line) for line, data in enumerate(file, start=1))
+
+
+def _decoded(data: bytes, path: Path, line: int) -> str:
+    try:
+        return data.decode("utf-8-sig" if line == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        hint = ": it is UTF-16, save it as UTF-8" if line == 1 and data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
+        reason = f"not UTF-8 text (byte {error.start + 1} of the line){hint}"
+        raise DataError(f"{path}, line {line}: {reason}") from None
 
 
 def _parsed(text: str, path: Path, line: int) -> Any:

@@ -6,6 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -48,37 +49,34 @@ class Barred(Sequence[IntArray]):
         with_program: Sequence[bool] | NDArray[np.bool_],
         folds: Sequence[IntArray] | None = None,
     ) -> None:
-        def identities(example: Example, program: bool) -> list[object]:
-            own: list[object] = [("id", example.id), ("pair", example.source, example.target)]
-            return [*own, ("program", spec.key(example.target))] if program else own
+        numbers = defaultdict[object, int](count().__next__)  # equal traits have equal numbers
 
-        found, programs = defaultdict[object, list[int]](list), any(with_program)
-        for position, example in enumerate(pool):
-            for identity in identities(example, programs):
-                found[identity].append(position)
-        positions = {identity: np.array(own, dtype=np.int64) for identity, own in found.items()}
-        none = np.empty(0, dtype=np.int64)
-        self._own = [
-            [positions.get(identity, none) for identity in identities(query, program)]
+        def traits(example: Example, program: object) -> list[int]:
+            own = ("id", example.id), (example.source, example.target), ("program", program), ("group", example.group)
+            return [numbers[trait] for trait in own]
+
+        keyed = any(with_program)  # else no program needs to be read
+        of_pool = [traits(example, spec.key(example.target) if keyed else "") for example in pool]
+        of_queries = [
+            traits(query, spec.key(query.target) if program else None)
             for query, program in zip(queries, with_program, strict=True)
         ]
-        self._folds = [none] * len(queries) if folds is None else folds
-        number = {example.group: at for at, example in enumerate((*pool, *queries))}
-        self._of_query = np.array([number[query.group] for query in queries], dtype=np.int64)
-        self._groups = np.array([number[example.group] for example in pool], dtype=np.int64)
+        self._pool = np.array(of_pool, dtype=np.int32).reshape(-1, 4).T.copy()  # (4, N)
+        self._queries = np.array(of_queries, dtype=np.int32).reshape(-1, 4)
+        self._folds = folds
 
     def __len__(self) -> int:
-        return len(self._own)
+        return len(self._queries)
 
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[row] for row in range(len(self))[at]]
-        inside, mates = self._groups == self._of_query[at], self._folds[at]
-        barred, mates = ~inside, mates[inside[mates]]
-        if len(mates) <= _MOST * np.count_nonzero(inside):
-            barred[mates] = True
-        for positions in self._own[at]:
-            barred[positions] = True
+        same = self._pool == self._queries[at][:, None]
+        barred: NDArray[np.bool_] = ~same[3] | same[:3].any(axis=0)
+        if self._folds is not None:
+            mates = self._folds[at][same[3, self._folds[at]]]
+            if len(mates) <= _MOST * np.count_nonzero(same[3]):
+                barred[mates] = True
         return np.flatnonzero(barred)
 
 
@@ -164,11 +162,11 @@ def share_held_out(
     """
     if given is not None:
         return float(given)
-    count = Counter(spec.key(example.target) for example in pool)
+    known = Counter(spec.key(example.target) for example in pool)
     inside = {example.id for example in pool}
 
     def new(examples: Sequence[Example]) -> float:
-        return sum(count[spec.key(e.target)] <= (e.id in inside) for e in examples) / max(1, len(examples))
+        return sum(known[spec.key(e.target)] <= (e.id in inside) for e in examples) / max(1, len(examples))
 
     own, dev = new(queries), [] if taken_from(dev, pool) else dev
     coming = new(dev) if dev else own

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.encoder import Encoder, Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -21,8 +22,6 @@ from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
-
-IntArray = NDArray[np.int64]
 
 Loss = Callable[[Tensor, slice], Tensor]
 """(log π_θ(o) of some of the R sequences, which of them) → a scalar to minimise; the R sequences' losses add up."""

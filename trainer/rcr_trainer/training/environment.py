@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import readable
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.index.base import PoolVectors
@@ -25,7 +26,7 @@ from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import Reward, RewardError, check_reward, score
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
-from rcr_trainer.training.supervision import IntArray, Supervision, check_pool_size
+from rcr_trainer.training.supervision import Supervision, check_pool_size
 
 logger = logging.getLogger(__name__)
 

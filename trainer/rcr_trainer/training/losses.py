@@ -14,21 +14,13 @@ _LARGEST = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """What S states should learn about C candidates.
+    """What S states should learn about C candidates."""
 
-    Args:
-        gains: (S, C) how many uncovered structures each candidate covers, at least 0.
-        allowed: (S, C) bool; False for what may not be picked (the query itself, what is already picked).
-        temperature: softness of the targets computed from gains.
-        positive: (S,) int64; the column of Algorithm 1's pick; None where whole sequences are trained.
-        mask_equals: whether a candidate that adds at least as much as the positive is no negative.
-    """
-
-    gains: Tensor
-    allowed: Tensor
-    temperature: float = 1.0
-    positive: Tensor | None = None
-    mask_equals: bool = True
+    gains: Tensor  # (S, C) how many uncovered structures each candidate covers, at least 0
+    allowed: Tensor  # (S, C) bool; False for what may not be picked (the query itself, what is already picked)
+    temperature: float = 1.0  # softness of the targets computed from gains
+    positive: Tensor | None = None  # (S,) int64; the column of Algorithm 1's pick; None: whole sequences are trained
+    mask_equals: bool = True  # whether a candidate that adds at least as much as the positive is no negative
 
 
 def listwise(logits: Tensor, targets: Targets) -> Tensor:
@@ -37,11 +29,8 @@ def listwise(logits: Tensor, targets: Targets) -> Tensor:
     L = −Σ_c softmax_c(gain / T) · log softmax_c(logit), mean over the states in which some candidate adds something; 0
     without such states. A small T concentrates the target on the best candidates.
 
-    Use it if the whole pool (or a good part of it) can be scored at every step: frozen embeddings, n-grams.
-
-    Args:
-        logits: (S, C), Eq. 4.
-        targets: what they should learn.
+    Use it if the whole pool (or a good part of it) can be scored at every step: frozen embeddings, n-grams. The logits
+    (S, C) are those of Eq. 4.
     """
     allowed, lowest = targets.allowed, torch.finfo(logits.dtype).min
     target = (targets.gains / targets.temperature).masked_fill(~allowed, lowest).softmax(-1)
@@ -57,11 +46,9 @@ def info_nce(logits: Tensor, targets: Targets) -> Tensor:
     L = −log exp q(c⁺) / Σ_{c ∈ N ∪ {c⁺}} exp q(c), mean over the batch. With `mask_equals` a candidate that adds at
     least as much as the positive is masked; the paper keeps it as a negative.
 
-    Use it if only a batch's own candidates can be encoded: fully trained transformers.
-
-    Args:
-        logits: (S, C), Eq. 4; the candidates are the batch's positives and hard negatives, each once.
-        targets: with `positive`; what is not allowed is never a negative.
+    Use it if only a batch's own candidates can be encoded: fully trained transformers. The logits (S, C) are those of
+    Eq. 4; the candidates are the batch's positives and hard negatives, each once. What isn't allowed is never a
+    negative.
     """
     positive = targets.positive
     if positive is None:

@@ -33,27 +33,19 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Loss(Entry):
-    """A loss of SFT: (logits, targets) → scalar, a mean over states.
-
-    Args:
-        in_batch: its candidates come from the batch, a positive and a hard negative for each single state; else whole
-            sequences are trained against all candidates, and the mean is over states with something to gain.
-    """
+    """A loss of SFT: (logits, targets) → scalar, a mean over states."""
 
     in_batch: bool = False
+    """Its candidates come from the batch, a positive and a hard negative for each single state; else whole sequences
+    are trained against all candidates, and the mean is over states with something to gain."""
 
 
 @dataclass(frozen=True, slots=True)
 class Advantage(Entry):
-    """An advantage of GRPO: rewards (B, G) → advantages (B, G).
+    """An advantage of GRPO: rewards (B, G) → advantages (B, G)."""
 
-    Args:
-        reads_greedy: it also takes the rewards (B,) of the greedy sequences.
-        kl_in_loss: the penalty for leaving the reference policy is a term of the loss; else it is in the reward.
-    """
-
-    reads_greedy: bool = False
-    kl_in_loss: bool = False
+    reads_greedy: bool = False  # it also takes the rewards (B,) of the greedy sequences
+    kl_in_loss: bool = False  # the penalty for leaving the reference policy is a term of the loss, not of the reward
 
 
 _LOSSES, _ADVANTAGES = "rcr_trainer.training.losses", "rcr_trainer.training.advantages"

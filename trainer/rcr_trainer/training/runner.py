@@ -17,6 +17,7 @@ from __future__ import annotations
 import json
 import math
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -50,67 +51,41 @@ SAVE_EVERY_S = 20.0
 
 @dataclass(slots=True)
 class Result:
-    """The result of training; the model itself holds the best weights.
+    """The result of training; the model itself holds the best weights."""
 
-    Args:
-        stage: sft or grpo.
-        processes: how many train together.
-        rounds: rounds trained: epochs of SFT, batches of GRPO.
-        steps: steps taken, of those the learning rate was planned for.
-        best_round: the round whose weights are kept, 0 for those before training.
-        best_score: its development figure; NaN without development queries.
-        since_best: evaluations since then.
-        history: the figures of each round that was evaluated.
-        pending: the figures of a round whose evaluation is still to come; None: there is no such round.
-    """
-
-    stage: str
-    processes: int = 1
-    rounds: int = 0
-    steps: int = 0
-    best_round: int = 0
-    best_score: float = math.nan
-    since_best: int = 0
-    history: list[Figures] = field(default_factory=list)
-    pending: Figures | None = field(default_factory=dict)
+    stage: str  # sft or grpo
+    processes: int = 1  # how many train together
+    rounds: int = 0  # trained: epochs of SFT, batches of GRPO
+    steps: int = 0  # taken, of those the learning rate was planned for
+    best_round: int = 0  # the round whose weights are kept, 0 for those before training
+    best_score: float = math.nan  # its development figure; NaN without development queries
+    since_best: int = 0  # evaluations since then
+    history: list[Figures] = field(default_factory=list)  # the figures of each round that was evaluated
+    pending: Figures | None = field(default_factory=dict)  # of a round whose evaluation is still to come
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a stage trains, on which data, and where it reports its figures.
+    """What a stage trains, on which data, and where it reports its figures."""
 
-    Args:
-        model: trained in place, on the device it is on.
-        pool: the N candidates.
-        queries: the training queries, usually the pool itself (a query never gets itself).
-        dev: development queries, which decide the best weights; empty: the last weights are kept.
-        spec: how programs are read.
-        seed: every round draws from its own generator, so a resumed run repeats an uninterrupted one.
-        state_folder: holds the training state; an existing one is continued.
-        log: receives the figures of every round.
-        processes: those that train together, with equal arguments and `batch_size` each. They start from the first
-            one's weights, and only that one writes.
-    """
-
-    model: TriEncoder
-    pool: Sequence[Example]
-    queries: Sequence[Example]
-    dev: Sequence[Example]
+    model: TriEncoder  # trained in place, on the device it is on
+    pool: Sequence[Example]  # the N candidates
+    queries: Sequence[Example]  # for training, usually the pool itself (a query never gets itself)
+    dev: Sequence[Example]  # decide the best weights; empty: the last weights are kept
     spec: ProgramSpec
-    seed: int = 0
-    state_folder: Path | None = None
+    seed: int = 0  # every round draws from its own generator, so a resumed run repeats an uninterrupted one
+    state_folder: Path | None = None  # holds the training state; an existing one is continued
     log: Log | None = None
     processes: Processes = field(default_factory=Processes)
+    """Those that train together, with equal arguments and `batch_size` each. They start from the first one's weights,
+    and only that one writes."""
 
 
 class Runner:
-    """Trains some of a model's parameters.
+    """Trains some of a model's parameters, which have names.
 
     Args:
         stage: its name, as in the settings.
-        job: the model, its data, and where its figures go.
-        config: the stage's settings.
-        parameters: those to be trained, by name.
         per_epoch: steps in an epoch.
         every: rounds between two evaluations.
         best_by: the figure of `evaluate` that decides which weights are kept, larger is better; "": the last.
@@ -151,11 +126,7 @@ class Runner:
     @property
     def lr(self) -> float:
         """The learning rate of the next step."""
-        return self.config.lr * self._decay
-
-    @property
-    def _decay(self) -> float:
-        return linear(self.result.steps, self.planned, self.config.warmup)
+        return self.config.lr * linear(self.result.steps, self.planned, self.config.warmup)
 
     @property
     def at_end(self) -> bool:
@@ -170,10 +141,8 @@ class Runner:
     ) -> Result:
         """Train to the end, or until patience runs out; the model is left with the best weights.
 
-        `collect` must draw its random numbers from generators seeded by the round.
-
-        Returns:
-            The result, the same in all processes.
+        `collect` must draw its random numbers from generators seeded by the round. The result is the same in all
+        processes.
 
         Raises:
             CheckpointError: the saved state can't be resumed from.
@@ -181,14 +150,13 @@ class Runner:
         """
         self._resume()
         self._finish_round(evaluate)
+        patience = math.inf if self.config.patience is None else self.config.patience
         with bar(self.result.stage, self.planned, self.result.steps) as self.bar:
-            patience = math.inf if self.config.patience is None else self.config.patience
             while not self.at_end and self.result.since_best < patience:
                 with self._saved_on_error():
                     material = collect(self.result.rounds)
-                figures = learn(material)
+                self.result.pending = learn(material)
                 self.result.rounds += 1
-                self.result.pending = figures
                 self._finish_round(evaluate)
                 self._save(force=self.at_end)
         self._put(self._best)
@@ -198,11 +166,7 @@ class Runner:
     def step(self, backward: Callable[[], None]) -> float:
         """Take an optimiser step on the gradient that `backward` accumulates, summed over processes.
 
-        Returns:
-            The norm of the gradient before clipping.
-
-        Raises:
-            ConfigError: it is not finite.
+        Returns the norm of the gradient before clipping; raises a `ConfigError` if it isn't finite.
         """
         self.optimizer.zero_grad(set_to_none=True)
         backward()
@@ -212,8 +176,9 @@ class Runner:
         if not math.isfinite(norm):
             where = f"{self.result.stage}.lr = {self.config.lr:g}"
             raise ConfigError(f"the gradient is no longer finite: training has diverged at {where}; lower it")
+        decay = linear(self.result.steps, self.planned, self.config.warmup)
         for group in self.optimizer.param_groups:
-            group["lr"] = group["rate"] * self._decay
+            group["lr"] = group["rate"] * decay
         self.optimizer.step()
         return norm
 
@@ -292,10 +257,10 @@ class Runner:
             wanted = _shapes(self.parameters)
             if _shapes(weights) != wanted or (best and _shapes(best) != wanted):
                 raise ValueError("its weights are those of another model")
-            slots: dict[int, dict[str, Tensor]] = {}
+            slots = defaultdict[int, dict[str, Tensor]](dict)
             for name, value in _part(tensors, "optimizer.").items():
                 number, slot = name.split(".", 1)
-                slots.setdefault(int(number), {})[slot] = value
+                slots[int(number)][slot] = value
             self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         except (CheckpointError, OSError, SafetensorError, ValueError, KeyError, TypeError, RuntimeError) as error:
             raise CheckpointError(

@@ -10,33 +10,24 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import sparse
 
+from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import greedy_coverage, recall, row_blocks, structure_matrices
 from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.errors import DataError
 
-FloatArray = NDArray[np.float32]
-IntArray = NDArray[np.int64]
-
 
 class Supervision:
     """What Q training or development queries need and what N candidates have.
 
-    Args:
-        queries: the queries.
-        pool: the candidates.
-        spec: how programs are read.
-        forbidden: for each query, the pool positions it may never get (itself; optionally its own program).
-        reachable: count only structures as needed that some candidate the query may get has.
-
     Attributes:
-        needs: (Q, S) binary float32; LS(y) of each query's gold program.
+        needs: (Q, S) binary float32; LS(y) of each query's gold program; if `reachable`, only those structures that
+            some candidate the query may get has.
         pool: (N, S) binary float32; LS(c) of each candidate's program.
-        forbidden: as given.
+        forbidden: for each query, the pool positions it may never get (itself; optionally its own program).
     """
 
     def __init__(
@@ -101,16 +92,8 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
 class HardNegatives:
     """BM25-hard negatives (section 3.1): close in wording, far in coverage.
 
-    Of the H (`top`) candidates nearest by BM25, the B (`worst`) that add least in the state at hand. They are found
-    once for every state, for all epochs.
-
-    Args:
-        supervision: of Q queries and N candidates.
-        picked: (Q, T) the picks of each query; its state t has the first t of them.
-        queries: the questions.
-        pool: the candidates' questions.
-        top: H.
-        worst: B.
+    Of the H (`top`) candidates whose questions are nearest by BM25, the B (`worst`) that add least in the state at
+    hand: state t of a query has the first t of its picks, `picked` (Q, T). They are found once, for all epochs.
     """
 
     def __init__(
@@ -160,26 +143,19 @@ Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntAr
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """B sequences and which of their states are trained on.
+    """B sequences and which of their states are trained on."""
 
-    Args:
-        queries: (B,) rows of the supervision.
-        picked: (B, k−1) the first picks of each sequence; state t has the first t of them.
-        candidates: (C,) pool positions that are scored.
-        steps: (B, k) bool; which states take part.
-        positive: (B,) column of `candidates`, the one to prefer; read only by InfoNCE, with one state per sequence.
-    """
-
-    queries: IntArray
-    picked: IntArray
-    candidates: IntArray
-    steps: NDArray[np.bool_]
+    queries: IntArray  # (B,) rows of the supervision
+    picked: IntArray  # (B, k−1) the first picks of each sequence; state t has the first t of them
+    candidates: IntArray  # (C,) pool positions that are scored
+    steps: BoolArray  # (B, k); which states take part
     positive: IntArray | None = None
+    """(B,) column of `candidates`, the one to prefer; read only by InfoNCE, with one state per sequence."""
 
     @property
-    def before(self) -> NDArray[np.bool_]:
+    def before(self) -> BoolArray:
         """(B, k−1) bool; which picks come before a state that takes part."""
-        later: NDArray[np.bool_] = np.logical_or.accumulate(self.steps[:, ::-1], axis=1)[:, ::-1]
+        later: BoolArray = np.logical_or.accumulate(self.steps[:, ::-1], axis=1)[:, ::-1]
         return later[:, 1:]
 
     def rows(self, part: slice) -> Batch:
@@ -187,7 +163,7 @@ class Batch:
         positive = None if self.positive is None else self.positive[part]
         return Batch(self.queries[part], self.picked[part], self.candidates, self.steps[part], positive)
 
-    def allowed(self, forbidden: Sequence[IntArray], pool: int) -> NDArray[np.bool_]:
+    def allowed(self, forbidden: Sequence[IntArray], pool: int) -> BoolArray:
         """(B, k, C) bool; which candidates each state may pick; `forbidden` are those that each query never gets."""
         column = np.full(pool, -1)
         column[self.candidates] = np.arange(len(self.candidates))
