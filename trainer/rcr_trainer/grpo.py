@@ -59,14 +59,8 @@ class _Rollout:
 def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     """Reinforce a policy; the model ends with the weights of the best development figure.
 
-    Args:
-        job: the model, its data, and where its figures go. The model as given is also the reference; pass the same one
-            again after an interruption.
-        environment: the training questions, and what picks earn on them.
-        config: the settings.
-
-    Returns:
-        The result, the same in all processes; a round is a step.
+    The model as given is also the reference; pass the same one again after an interruption. The result is the same in
+    all processes; a round is a step.
 
     Raises:
         ConfigError: training diverges.

@@ -77,10 +77,10 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
         more = [{"k": times * model.config.k} for times in TIMES if times * model.config.k <= variants.guard.room]
         changes += [variant for variant in more if variants.tokens(variant) <= config.prompt_tokens]
     logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
-    least = variants.share({}) - FEWER
+    _, share = variants.of({})
 
     def admitted(variant: Variant) -> bool:
-        return variants.share(variant) >= least
+        return variants.of(variant)[1] >= share - FEWER
 
     won = race(changes, variants.earned, len(variants.rows), config.race, variants.spent, admitted)
     model.vary(won.variant)
@@ -94,8 +94,6 @@ class _Variants:
 
     Attributes:
         rows: (n,) the environment's questions that may be asked, in random order; each takes at least one answer.
-        guard: over all its questions.
-        reward: scores the picks.
     """
 
     def __init__(self, job: Job, environment: Environment, config: GRPOSettings) -> None:
@@ -106,8 +104,8 @@ class _Variants:
         self._pool = job.model.featurize_pool([example.item for example in job.pool])
         self._picked: dict[frozenset[tuple[str, Any]], tuple[IntArray, float]] = {}
 
-    def _of(self, variant: Variant) -> tuple[IntArray, float]:
-        """The picks (len(rows), k) and their `Guard.share`; computed once."""
+    def of(self, variant: Variant) -> tuple[IntArray, float]:
+        """The picks (len(rows), k) and the `Guard.share` of a variant; computed once."""
         job, environment = self._job, self._environment
         if (name := frozenset(variant.items())) not in self._picked:
             with job.model.varied(variant):
@@ -116,13 +114,9 @@ class _Variants:
                 self._picked[name] = picks, self.guard.share(vectors, k)
         return self._picked[name]
 
-    def share(self, variant: Variant) -> float:
-        """See `Guard.share`."""
-        return self._of(variant)[1]
-
     def earned(self, variant: Variant, asked: slice) -> FloatArray:
         """The rewards (n,) of a variant on some of the rows."""
-        queries, picks = self._queries(asked), self._of(variant)[0][asked]
+        queries, picks = self._queries(asked), self.of(variant)[0][asked]
         part = self._job.processes.part(len(queries))
         with self._job.model.varied(variant):  # prompts have its order
             rewards = self._environment.score(queries[part], picks[part], self.reward)[0]
@@ -131,7 +125,7 @@ class _Variants:
     def tokens(self, variant: Variant) -> float:
         """Mean tokens per prompt, over some of the rows."""
         few = slice(_WEIGHED)
-        return self._environment.prompt_tokens(self._queries(few), self._of(variant)[0][few])
+        return self._environment.prompt_tokens(self._queries(few), self.of(variant)[0][few])
 
     def spent(self) -> int:
         """How many different prompts have been handed in by all processes."""

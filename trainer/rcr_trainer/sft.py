@@ -59,8 +59,7 @@ _PROBES = 200
 def train(job: Job, config: SFTSettings) -> Result:
     """Fine-tune a policy on coverage; the model ends with the weights of the best development coverage.
 
-    Returns:
-        The result, the same in all processes; a round is an epoch.
+    The result is the same in all processes; a round is an epoch.
 
     Raises:
         DataError: no query has a program that parses, or the pool leaves some query fewer than k candidates.
@@ -120,18 +119,15 @@ class _SFT:
             logger.info("fitting to %d training questions …", len(questions))
         family.fit(self.model.query, readable(query.item for query in questions), seed=self.job.seed)
         self.processes.broadcast(self.model)
-        if family.fits:
-            self._log_coverage_of_fit()
-            self.pool_vectors = None  # a resumed stage loads other weights next
-
-    def _log_coverage_of_fit(self) -> None:
-        """Log the fit's coverage of held-out training questions; separate development questions are logged anyway."""
+        if not family.fits:
+            return
         held_out = self.dev
-        if not (held_out.queries and held_out.are_training):
+        if not (held_out.queries and held_out.are_training):  # separate development questions are logged anyway
             probes = self.queries[:: -(-len(self.queries) // _PROBES)]
             held_out = Development(replace(self.job, dev=probes), self.held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
         logger.info(message, self._coverage(held_out), len(held_out.queries))
+        self.pool_vectors = None  # a resumed stage loads other weights next
 
     @cached_property
     def query_features(self) -> Features:

@@ -111,14 +111,11 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     return best if 2 * counts[best] >= len(sample) else TOKENS, said
 
 
-def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec, *, collect: bool = True) -> list[FileCheck]:
-    """Check files, and compare each with the first.
-
-    With `collect`, a row that can't be read doesn't stop the check.
-    """
+def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec) -> list[FileCheck]:
+    """Check files, and compare each with the first; a row that can't be read doesn't stop the check."""
     checks: list[FileCheck] = []
     for path in paths:
-        read = read_examples(path, source_key=keys.source, target_key=keys.target, id_key=keys.id, collect=collect)
+        read = read_examples(path, source_key=keys.source, target_key=keys.target, id_key=keys.id, collect=True)
         checks.append(check := FileCheck(path.name, *read))
         _check_rows(check, spec)
         if len(checks) > 1:
@@ -183,19 +180,13 @@ def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[li
     Returns:
         Positions of those found with question and program, and of those found with their question but another program.
     """
-    pairs = {(plain(example.source), plain(example.target)) for example in training}
-    questions = {source for source, _ in pairs}
-    both: list[int] = []
-    question: list[int] = []
-    for number, example in enumerate(held_out):
-        source = plain(example.source)
-        if (source, plain(example.target)) in pairs:
-            both.append(number)
-        elif source in questions:
-            question.append(number)
-    return both, question
+    known = set(map(_plain, training))
+    questions = {source for source, _ in known}
+    pairs = [*map(_plain, held_out)]
+    both = [number for number, pair in enumerate(pairs) if pair in known]
+    return both, [number for number, pair in enumerate(pairs) if pair[0] in questions and pair not in known]
 
 
-def plain(text: str) -> str:
-    """A text in lower case, with single spaces."""
-    return " ".join(text.split()).casefold()
+def _plain(example: Example) -> tuple[str, str]:
+    """Question and program in lower case, with single spaces."""
+    return " ".join(example.source.split()).casefold(), " ".join(example.target.split()).casefold()

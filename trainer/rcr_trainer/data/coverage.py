@@ -106,10 +106,7 @@ def greedy_coverage(
 def recall(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray) -> np.ndarray:
     """Share of each gold program's structures that one of its picks has, (B,) float64.
 
-    Args:
-        gold: (B, S) binary; no row may be empty.
-        pool: (N, S) binary.
-        positions: (B, k) picks.
+    From binary `gold` (B, S), of which no row may be empty, a binary pool (N, S), and the positions of picks (B, k).
     """
     shown = sum((pool[picks] for picks in positions.T), start=sparse.csr_array(gold.shape))
     return np.asarray(gold.multiply(shown > 0).sum(axis=1), dtype=np.float64) / np.diff(gold.indptr)

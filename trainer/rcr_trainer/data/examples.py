@@ -67,9 +67,8 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
             try:
                 file.write((json.dumps(row, ensure_ascii=False) + "\n").encode("utf-8"))
             except UnicodeEncodeError as error:
-                raise DataError(
-                    f"can't write {path}: example {example.id!r} is not Unicode text: {error.reason}"
-                ) from None
+                what = f"example {example.id!r} is not Unicode text: {error.reason}"
+                raise DataError(f"can't write {path}: {what}") from None
 
 
 def write_split(directory: str | Path, split: Split) -> None:
@@ -110,10 +109,10 @@ def read_json_file(path: Path) -> Any:
     text = read_text(path)
     try:
         return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise DataError(f"{path} is no JSON file: {str(error).splitlines()[0]}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path} is no JSON file: too deep, or a number too long") from error
+        known = isinstance(error, json.JSONDecodeError)
+        reason = str(error).splitlines()[0] if known else "too deep, or a number too long"
+        raise DataError(f"{path} is no JSON file: {reason}") from error
 
 
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:

@@ -10,10 +10,9 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item, readable
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import BoolArray, IntArray
 from langchain_rcr.families.encoder import Features
 from langchain_rcr.families.folds import ALONE, Folds
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -34,9 +33,6 @@ class Barred(Sequence[IntArray]):
     take Q × N numbers: with groups, most of the pool is barred.
 
     Args:
-        queries: the queries.
-        pool: the candidates.
-        spec: decides which programs are the same.
         with_program: (Q,) whether candidates with the query's own program are barred, too.
         folds: for each query, the positions of its fold, which are barred unless they are over half of its group.
     """
@@ -46,7 +42,7 @@ class Barred(Sequence[IntArray]):
         queries: Sequence[Example],
         pool: Sequence[Example],
         spec: ProgramSpec,
-        with_program: Sequence[bool] | NDArray[np.bool_],
+        with_program: Sequence[bool] | BoolArray,
         folds: Sequence[IntArray] | None = None,
     ) -> None:
         numbers = defaultdict[object, int](count().__next__)  # equal traits have equal numbers
@@ -72,7 +68,7 @@ class Barred(Sequence[IntArray]):
         if isinstance(at, slice):
             return [self[row] for row in range(len(self))[at]]
         same = self._pool == self._queries[at][:, None]
-        barred: NDArray[np.bool_] = ~same[3] | same[:3].any(axis=0)
+        barred: BoolArray = ~same[3] | same[:3].any(axis=0)
         if self._folds is not None:
             mates = self._folds[at][same[3, self._folds[at]]]
             if len(mates) <= _MOST * np.count_nonzero(same[3]):
@@ -96,9 +92,7 @@ class HeldOut:
     Args:
         pool: the candidates.
         queries: training questions that aren't among them.
-        spec: decides which programs are the same.
         new: the share of questions held out together with their programs.
-        seed: of the folds.
     """
 
     def __init__(
@@ -121,10 +115,9 @@ class HeldOut:
         folds = [mates(way, number) for way, number in zip(ways.tolist(), numbers.tolist(), strict=True)]
         return Barred(queries, self.pool, self.spec, ways != ALONE, folds)
 
-    def with_program(self, queries: Sequence[Example]) -> NDArray[np.bool_]:
+    def with_program(self, queries: Sequence[Example]) -> BoolArray:
         """(Q,) whether each question is held out with its program, not alone."""
-        with_program: NDArray[np.bool_] = self.folds.ways(_items(queries)) != ALONE
-        return with_program
+        return np.asarray(self.folds.ways(_items(queries)) != ALONE)
 
     def without_combination(self, queries: Sequence[Example]) -> list[IntArray]:
         """`barred`, and for each question the candidates that have both labels of a certain pair in its program.

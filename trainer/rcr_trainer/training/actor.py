@@ -47,10 +47,8 @@ class Actor:
         config: GRPOSettings,
     ) -> None:
         self.model, self.chunk, self.train_candidates = model, config.chunk, config.train_candidates
-        self.k = config.picks(model.config)
-        self._size, self._all_barred = len(pool), barred
-        self._device = next(model.parameters()).device
-        self._queries = queries
+        self.k, self._device = config.picks(model.config), next(model.parameters()).device
+        self._queries, self._size, self._all_barred = queries, len(pool), barred
         self._candidates, self._contexts = model.featurize_pool([e.item for e in pool])
         # The reference policy never changes, so its vectors suffice.
         self._reference_queries = self._vectors("query", self._queries)
@@ -78,11 +76,9 @@ class Actor:
         return found
 
     def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
-        """Draw R = B · G sequences from the current policy, query by query.
+        """Draw R = B · G sequences from the current policy, query by query, for B queries; B may be 0, here and below.
 
-        Args:
-            rows: (B,) queries. B may be 0, here and below.
-            uniforms: (B, G, k) numbers from [0, 1); None: one greedy sequence per query, G = 1.
+        `uniforms` are (B, G, k) numbers from [0, 1); None: one greedy sequence per query, G = 1.
         """
         group = 1 if uniforms is None else uniforms.shape[1]
         queries, candidates = self._vectors("query", self._queries.select(rows)), self._pool_vectors()

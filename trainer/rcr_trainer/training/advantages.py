@@ -19,12 +19,9 @@ as the likelihood of a program of a hundred tokens is far below this."""
 
 
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
-    """Compute the advantages of this name in `registry.ADVANTAGES`.
+    """The advantages (B, G) of this name in `registry.ADVANTAGES`, and whether each sequence has one, (B, G) bool.
 
     From rewards (B, G) and, for those that read it, the greedy sequence's reward (B,).
-
-    Returns:
-        Advantages (B, G), and whether each sequence has one, (B, G) bool.
     """
     entry, scored = ADVANTAGES[name], ~np.isnan(rewards)
     if not entry.reads_greedy:

@@ -17,7 +17,6 @@ from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.policy.selection import greedy
-from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
@@ -100,8 +99,9 @@ class Environment:
             raise ConfigError(
                 f"reward '{reward.name}' reads what a language model answers, and there is none: set llm.model"
             )
-        self.reward, self.llm, self._before = reward, llm, _scalars(job.model)
+        self.reward, self.llm = reward, llm
         self._model, self._pool = job.model.eval(), job.pool
+        self._before = self._scalars()
         job.processes.broadcast(job.model)
         scorable = job.processes.sum(check_reward(reward, job.queries).astype(np.int64)) == job.processes.size
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
@@ -122,10 +122,8 @@ class Environment:
     ) -> tuple[FloatArray, Tally]:
         """Picks → prompts → language model → programs → rewards.
 
-        For R questions with picks (R, k), by `reward` or the environment's own.
-
-        Returns:
-            (R,) rewards, NaN where there is nothing to score, and figures for the log.
+        For R questions with picks (R, k), by `reward` or the environment's own: (R,) rewards, NaN where there is
+        nothing to score, and figures for the log.
 
         Raises:
             RewardError: the reward failed on an answer, or scored none of the last 64.
@@ -159,9 +157,12 @@ class Environment:
 
     def changes(self) -> str:
         """How the model's named numbers differ from those it began with."""
-        now = _scalars(self._model)
+        now = self._scalars()
         changes = [f"{name} {was:.3g} → {now[name]:.3g}" for name, was in self._before.items() if now[name] != was]
         return ", ".join(changes) or "nothing"
+
+    def _scalars(self) -> dict[str, float]:
+        return {name: value for part in PARTS for name, value in getattr(self._model, part).logged().items()}
 
     def _contexts(self, picks: IntArray) -> list[list[Example]]:
         order = self._model.config.order
@@ -171,7 +172,3 @@ class Environment:
     def _prompts(llm: LanguageModel, queries: Sequence[Example], contexts: list[list[Example]]) -> list[Request]:
         asked = zip(contexts, queries, strict=True)
         return [llm.prompt.request(shown, query.source, query.fields) for shown, query in asked]
-
-
-def _scalars(model: TriEncoder) -> dict[str, float]:
-    return {name: value for part in PARTS for name, value in getattr(model, part).logged().items()}

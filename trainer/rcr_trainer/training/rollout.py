@@ -97,14 +97,9 @@ def masked(barred: Tensor, picks: Tensor) -> Tensor:
 def sequence_log_probs(
     states: Tensor, candidates: Tensor, picks: Tensor, masked: Tensor, tau: Sequence[float]
 ) -> Tensor:
-    """Log π(o) (R,) of given sequences; gradients flow to states and candidates.
+    """Log π(o) (R,) of given sequences, `picks` (R, k); gradients flow to states and candidates.
 
-    Args:
-        states: (R, k, D), the state before every pick.
-        candidates: (N, D), E_c.
-        picks: (R, k).
-        masked: (R, k, N) bool; what a step can't choose.
-        tau: τ of each step.
+    From the state before every pick (R, k, D), E_c (N, D), what a step can't choose (R, k, N), and each step's τ.
     """
     logits = ((states @ candidates.T) / states.new_tensor(tau)[:, None]).masked_fill(masked, _NEVER)
     return logits.log_softmax(-1).gather(2, picks.unsqueeze(-1)).squeeze(-1).sum(-1)

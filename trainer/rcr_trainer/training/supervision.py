@@ -57,10 +57,8 @@ class Supervision:
     def gains(self, queries: IntArray, picked: IntArray, candidates: IntArray | None = None) -> FloatArray:
         """|LS(c) ∩ uncovered| (B, T + 1, C): what every candidate would add in every state of some sequences.
 
-        Args:
-            queries: (B,) rows of `needs`.
-            picked: (B, T) pool positions, in order; state t has the first t of them.
-            candidates: (C,) pool positions to score; None for all N.
+        The sequences are those of `queries` (B,), rows of `needs`: pool positions (B, T), in order; state t has the
+        first t of them. The candidates are pool positions (C,), too; None for all N.
         """
         columns = (self.pool if candidates is None else self.pool[candidates]).T.tocsr()
         uncovered = self.needs[queries]
