@@ -80,8 +80,8 @@ class _SFT:
 
         self.held_out = HeldOut(pool, self.queries, spec, new=float(own), seed=job.seed)
         self.dev = Development(job, self.held_out)
-        self.trainable, self.steps = np.empty(0, dtype=np.int64), np.empty((0, 2), dtype=np.int64)
-        """The queries that descent can learn from, and (n, 2) query and step of each state that InfoNCE trains on."""
+        self.rows: IntArray = np.empty(0, dtype=np.int64)
+        """What an epoch goes through: (n,) queries to learn from or, in batch, (n, 2) query and step of each state."""
         if config.epochs:  # takes time for each query and candidate, and descent alone reads it
             self._supervise(own_positions(self.queries, pool, spec, same_program=own))
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
@@ -94,15 +94,14 @@ class _SFT:
         check_pool_size("sft", forbidden, len(pool), self.k)
         self.sequences, gains = self.supervision.sequences(self.k)
         gaining = gains > 0
-        self.trainable = np.flatnonzero(gaining[:, 0])
-        if not len(self.trainable):
+        if not gaining.any():
             raise DataError(
                 f"none of the {len(self.queries)} training queries has a program that parses as '{spec.language}' and "
                 "shares a structure with another example: set program.language (tokens reads any text), or check the "
                 "programs"
             )
         taught = np.broadcast_to(gaining[:, :1], gaining.shape) if config.zero_gain_steps else gaining
-        self.steps = np.argwhere(taught)
+        self.rows = np.argwhere(taught) if self.loss.in_batch else np.flatnonzero(gaining[:, 0])
         self.negatives = None
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
@@ -141,17 +140,15 @@ class _SFT:
         config = self.config
         if self.loss.in_batch:  # single states, in batches of all processes together
             self.batch_size, self.accumulation = config.batch_size * self.processes.size, config.gradient_accumulation
-            rows = len(self.steps)
         else:  # whole sequences of k states, in batches of one process each
             self.batch_size = max(1, config.batch_size // self.k)
             self.accumulation = config.gradient_accumulation * self.processes.size
-            rows = len(self.trainable)
         self.runner = Runner(
             "sft",
             self.job,
             config,
             {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad},
-            per_epoch=math.ceil(math.ceil(rows / self.batch_size) / self.accumulation),
+            per_epoch=math.ceil(math.ceil(len(self.rows) / self.batch_size) / self.accumulation),
             every=config.evaluate_every,
             best_by="dev_coverage",
         )
@@ -161,11 +158,10 @@ class _SFT:
         """The seed of an epoch's dropout, and its batches."""
         rng = np.random.default_rng([self.job.seed, epoch])
         sequences = self._sequences(rng, epoch)
-        dropout = int(rng.integers(2**31))
-        best, size = self.sequences, self.batch_size
+        dropout, order = int(rng.integers(2**31)), rng.permutation(self.rows)
+        best, size, most = self.sequences, self.batch_size, self.config.candidates
         if self.loss.in_batch:
-            return dropout, info_nce_batches(rng.permutation(self.steps), best, best, size, self.negatives, rng)
-        order, most = rng.permutation(self.trainable), self.config.candidates
+            return dropout, info_nce_batches(order, best, best, size, self.negatives, rng)
         return dropout, listwise_batches(order, sequences, best, size, len(self.candidates), most, rng)
 
     def _sequences(self, rng: np.random.Generator, epoch: int) -> IntArray:
@@ -173,7 +169,7 @@ class _SFT:
         config = self.config
         if self.loss.in_batch or not config.on_policy or epoch < config.on_policy_from * config.epochs:
             return self.sequences
-        rows = self.trainable[rng.random(len(self.trainable)) < config.on_policy]
+        rows = self.rows[rng.random(len(self.rows)) < config.on_policy]
         sequences = self.sequences.copy()
         if len(rows):
             barred, pool = self.supervision.forbidden, self._pool_vectors()

@@ -98,28 +98,26 @@ class Actor:
 
     def reference_log_probs(self, rows: IntArray, drawn: Sequences) -> Tensor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""
-        queries, contexts = self._reference_queries[self._tensor(rows)], self._reference_contexts
+        queries, earlier = self._reference_queries[self._tensor(rows)], drawn.picks[:, :-1]
+        vectors = queries, self._reference_contexts, self._reference_candidates
         out = torch.empty(len(drawn.picks), device=self._device)
         with torch.no_grad():
-            for block, of in self._sequence_blocks(rows, drawn):
-                picks = drawn.picks[of]
-                earlier = contexts[picks[:, :-1]]
-                out[of] = self._log_probs(rows[block], queries[block], earlier, self._reference_candidates, picks)
+            for of, log_probs in self._log_probs(rows, drawn.picks, earlier, *vectors):
+                out[of] = log_probs
         return out
 
     def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
         """Add the gradient of a loss on the R sequences of B queries to the parameters' gradients."""
-        picked, columns = torch.unique(drawn.picks[:, :-1], return_inverse=True)
+        picked, earlier = torch.unique(drawn.picks[:, :-1], return_inverse=True)
         queries = Leaf(self.model.query, self._queries.select(rows), self.chunk)
         contexts = Leaf(self.model.context, self._contexts.select(picked.cpu().numpy()), self.chunk)
         candidates, leaves = self._reference_candidates, [queries, contexts]
         if self.train_candidates:
             leaves.append(Leaf(self.model.candidate, self._candidates, self.chunk))
             candidates = leaves[-1].vectors
-        for block, of in self._sequence_blocks(rows, drawn):
-            earlier = contexts.vectors[columns[of]]
-            new = self._log_probs(rows[block], queries.vectors[block], earlier, candidates, drawn.picks[of])
-            torch.autograd.backward(loss(new, of))
+        vectors = queries.vectors, contexts.vectors, candidates
+        for of, log_probs in self._log_probs(rows, drawn.picks, earlier, *vectors):
+            torch.autograd.backward(loss(log_probs, of))
         for leaf in leaves:
             leaf.backward()
 
@@ -127,18 +125,19 @@ class Actor:
         """The pool's current E_c and E_z, for greedy decoding."""
         return PoolVectors(self._pool_vectors().cpu().numpy(), self.model.context.vectors(self._contexts))
 
-    def _sequence_blocks(self, rows: IntArray, drawn: Sequences) -> Iterator[tuple[slice, slice]]:
-        """Blocks of the B queries whose logits fit in memory, each with the block of their sequences."""
-        group = len(drawn.picks) // max(1, len(rows))
-        for block in row_blocks(len(rows), group * self.k * self._size, _BLOCK):
-            yield block, slice(block.start * group, block.stop * group)
+    def _log_probs(
+        self, rows: IntArray, picks: Tensor, earlier: Tensor, queries: Tensor, contexts: Tensor, candidates: Tensor
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Log π(o) of the R sequences of B queries, block by block, so that the logits fit in memory.
 
-    def _log_probs(self, rows: IntArray, queries: Tensor, earlier: Tensor, candidates: Tensor, picks: Tensor) -> Tensor:
-        """Log π(o) (R,), from E_x (B, D) of queries, E_z (R, k − 1, D) of the earlier picks, and E_c (N, D)."""
-        group = len(picks) // len(rows)
-        closed = masked(self._barred(rows).repeat_interleave(group, 0), picks)
-        start: Any = self.model.state().start(queries.repeat_interleave(group, 0))
-        return sequence_log_probs(states(start, earlier), candidates, picks, closed, self.tau)
+        From E_x (B, D), E_z with its row for each pick but the last, `earlier` (R, k − 1), and E_c (N, D).
+        """
+        group = len(picks) // max(1, len(rows))
+        for block in row_blocks(len(rows), group * self.k * self._size, _BLOCK):
+            of = slice(block.start * group, block.stop * group)
+            closed = masked(self._barred(rows[block]).repeat_interleave(group, 0), picks[of])
+            start: Any = self.model.state().start(queries[block].repeat_interleave(group, 0))
+            yield of, sequence_log_probs(states(start, contexts[earlier[of]]), candidates, picks[of], closed, self.tau)
 
     def _pool_vectors(self) -> Tensor:
         return self._vectors("candidate", self._candidates) if self.train_candidates else self._reference_candidates

@@ -148,11 +148,9 @@ class Processes:
 
 @contextmanager
 def join(device: str = "cpu") -> Iterator[Processes]:
-    """Connect to the processes launched with this one, until the block ends.
+    """Connect to the processes launched with this one, until the block ends: CPUs by gloo, GPUs by NCCL.
 
-    Args:
-        device: gloo connects CPUs, NCCL GPUs. Each process gets its own GPU; a GPU with a number is shared by all
-            processes of a machine.
+    Each process gets its own GPU; a GPU with a number is shared by all processes of a machine.
 
     Raises:
         ConfigError: the environment is incomplete, or there are fewer GPUs than processes.
