@@ -52,10 +52,7 @@ _WEIGHED = 50
 
 
 class Winner(NamedTuple):
-    """The result of a race.
-
-    Mean rewards are over the questions of the last round; the variant {} is the unchanged policy.
-    """
+    """The result of a race: mean rewards over the questions of the last round; {} is the unchanged policy."""
 
     variant: Variant
     before: float
@@ -90,16 +87,14 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
 
 
 class _Variants:
-    """What variants of a policy pick for held-out questions, and what that earns.
-
-    Attributes:
-        rows: (n,) the environment's questions that may be asked, in random order; each takes at least one answer.
-    """
+    """What variants of a policy pick for held-out questions, and what that earns."""
 
     def __init__(self, job: Job, environment: Environment, config: GRPOSettings) -> None:
         self._job, self._environment, self._config = job, environment, config
         order = np.random.default_rng([job.seed, 2]).permutation(len(environment.queries))
-        self.rows, self.guard = order[: config.race], Guard(job, environment, order)
+        self.rows = order[: config.race]
+        """(n,) the environment's questions that may be asked, in random order; each takes at least one answer."""
+        self.guard = Guard(job, environment, order)
         self.reward = _reward(job, environment)
         self._pool = job.model.featurize_pool([example.item for example in job.pool])
         self._picked: dict[frozenset[tuple[str, Any]], tuple[IntArray, float]] = {}
@@ -137,11 +132,7 @@ class _Variants:
 
 
 class Guard:
-    """How often picks show all labels of a question whose combination of labels no candidate has.
-
-    Attributes:
-        room: the fewest candidates that the environment or the guard leaves to any question.
-    """
+    """How often picks show all labels of a question whose combination of labels no candidate has."""
 
     def __init__(self, job: Job, environment: Environment, order: IntArray) -> None:
         self._job, self._features = job, environment.features
@@ -151,6 +142,7 @@ class Guard:
         barred = environment.held_out.without_combination(queries)
         self._barred = dict(zip(self._rows.tolist(), barred, strict=True))
         self.room = len(job.pool) - max(map(len, chain(environment.barred, barred)), default=0)
+        """The fewest candidates that the environment or the guard leaves to any question."""
         programs = ([each.target for each in examples] for examples in (queries, job.pool))
         self._needed, self._labels = structure_matrices(replace(job.spec, max_size=1), *programs)
 
@@ -237,11 +229,8 @@ def mildest(gains: Sequence[FloatArray]) -> int:
     """The position of the first variant that gains as much as the best, less its standard error or `WORTH` if larger.
 
     The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these
-    variants apart, and the smallest change does the least harm on questions unlike them.
-
-    Args:
-        gains: for each variant, mildest first, what it earns on each question beyond the unchanged policy; NaN: no
-            answer.
+    variants apart, and the smallest change does the least harm on questions unlike them. Variants are given mildest
+    first, by what each earns on every question beyond the unchanged policy; NaN: no answer.
     """
     known = [each[np.isfinite(each)] for each in gains]
     means = [each.mean() if len(each) else -math.inf for each in known]

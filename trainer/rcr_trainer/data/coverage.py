@@ -21,12 +21,7 @@ _GRID = 2.0**-16  # degrees of coverage are rounded to this, so that ties stay t
 
 
 class PoolStructures:
-    """Which structures a pool's programs have; later programs map to the same columns.
-
-    Attributes:
-        names: the S structures, sorted.
-        matrix: binary float32 (N, S).
-    """
+    """Which structures a pool's programs have, by name, sorted; later programs map to the same columns."""
 
     def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
         self._structures = cache(lambda program: tuple(spec.structures(program)))  # sets would take six times as much

@@ -6,7 +6,6 @@ To add a loss or an advantage, write a pure function beside those in `losses` or
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -25,10 +24,9 @@ class Entry:
     summary: str
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Any:
         """The function itself."""
-        found: Callable[..., Any] = pkgutil.resolve_name(self.path)
-        return found
+        return pkgutil.resolve_name(self.path)
 
 
 @dataclass(frozen=True, slots=True)
