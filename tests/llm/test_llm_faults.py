@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm import faults
 from rcr_trainer.llm.faults import (
     AccessError,
-    Diagnosis,
     Fault,
     LLMError,
     MalformedResponseError,
@@ -34,7 +34,7 @@ class StatusError(Exception):
 
 
 def diagnose(error: Exception, openai: bool = False) -> Fault:
-    return Diagnosis("m", "http://host/v1", openai)(error)
+    return faults.diagnose(error, "the model 'm' at http://host/v1", openai=openai)
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,7 @@ def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyP
     assert model._default_params["max_completion_tokens"] == 7
     assert model.openai_api_key.get_secret_value() == "sk-mine"
     assert found.longest == 7
-    assert "api.openai.com" in found.diagnose.who
+    assert "api.openai.com" in found.who
 
 
 @pytest.mark.slow
@@ -126,8 +126,8 @@ def test_stop_and_instruction_depend_on_the_kind() -> None:
 
 def test_passwords_in_an_address_stay_out_of_messages() -> None:
     found, _ = backend(base_url="http://user:hunter2@127.0.0.1:1/v1")
-    assert "hunter2" not in found.diagnose.who
-    assert "127.0.0.1:1/v1" in found.diagnose.who
+    assert "hunter2" not in found.who
+    assert "127.0.0.1:1/v1" in found.who
 
 
 def test_prices_and_budget_are_the_settings(tmp_path: Path) -> None:

@@ -80,9 +80,7 @@ def run(
                 names_in(config.folder)  # refuses a foreign folder before a lock is left in it
                 holding.enter_context(hold(config.folder))
                 current = Run.create(config.folder, config, resume=resume, overwrite=overwrite)
-                check_files(current)
-                if current.done("data") and not resume:
-                    _check_unchanged(current)
+                _check_kept(current, resume=resume)
                 _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
                 if "evaluation" in wanted and not current.done("evaluation"):
                     try_scoring(config, divide(config, read_split(current.data)))
@@ -109,24 +107,21 @@ def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> t
 
     The line is missing for a fresh run. Nothing is written.
     """
-    there, done, lines = None, list[str](), list[str]()
+    wanted = _wanted(config, until)
     try:
         check_free(config.folder)
         there = Run.found(config.folder, config, resume=resume, overwrite=overwrite)
         if there is not None:
-            check_files(there)
-            if there.done("data") and not resume:
-                _check_unchanged(there)
-            done = [name for name in _wanted(config, until) if _is_done(there, name)]
-        elif (config.folder / "run.json").exists():
-            lines = [f"{config.folder}: the run there would be cleared"]
+            _check_kept(there, resume=resume)
+        done = [name for name in wanted if there is not None and _is_done(there, name)]
     except RCRError as error:
-        there, lines = None, [f"the run would be refused: {error}"]
+        return load_checked(config)[1], [f"the run would be refused: {error}"]
     if there is None:
-        return load_checked(config)[1], lines
+        cleared = [f"{config.folder}: the run there would be cleared"]
+        return load_checked(config)[1], cleared if (config.folder / "run.json").exists() else []
     left = [
         f"{name} from its last saved round" if (there.state / name).is_dir() else name
-        for name in _wanted(config, until)
+        for name in wanted
         if name not in done
     ]
     task = divide(config, read_split(there.data)) if "data" in done else load_checked(config)[1]
@@ -194,13 +189,14 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     return split, task
 
 
-def _check_unchanged(run: Run) -> None:
-    """Refuse to show a finished run's results if its files have changed since; missing files count as unchanged.
+def _check_kept(run: Run, *, resume: bool) -> None:
+    """Refuse a run whose own files are damaged or, unless it is resumed, one whose data files have changed since.
 
-    Raises:
-        ConfigError: the files have changed.
-        DataError: they can't be read any more.
+    Data files that are missing count as unchanged.
     """
+    check_files(run)
+    if resume or not run.done("data"):
+        return
     data = run.config.data
     files = {part: getattr(data, part) for part in PARTS if getattr(data, part) is not None}
     paths = files or dict.fromkeys(PARTS, data.directory or data.ids)
@@ -232,8 +228,7 @@ def resumed(config: Settings, until: str = "evaluation") -> Run:
 def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False) -> bool:
     """Whether `resumed` would only read; `unpaid` also accepts answers or selectors missing for a spent budget.
 
-    Raises:
-        ConfigError: the folder has a policy that was trained under other settings.
+    A policy in the folder that was trained under other settings is a `ConfigError`.
     """
     if not all((config.folder / name).is_file() for name in ("run.json", "config.yaml")):
         return False

@@ -50,13 +50,7 @@ def _show(check: FileCheck) -> None:
 
 
 def init(given: argparse.Namespace) -> None:
-    """Write a settings file, for the user's own files if any are given.
-
-    Raises:
-        ConfigError: the settings file exists.
-        DataError: a file or all of its rows can't be read, or it isn't clear which fields are meant.
-        InputError: there is no such language.
-    """
+    """Write a settings file, for the user's own files if any are given."""
     path: Path = given.path
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")

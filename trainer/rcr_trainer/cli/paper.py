@@ -70,7 +70,8 @@ def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str
     tell(f"language model: {'none is asked' if cost is None else cost}")
     if given.dry_run:
         return
-    _confirm(given.yes)
+    if not given.yes:
+        _confirm()
     if cost is not None and (seconds := pace(cells)) is not None:
         took = f"an answer takes {seconds:.2g} s, as a few have just told"
         console.say(f"at most {_spoken(seconds * cost.use.calls)} of the language model's time: {took}")
@@ -83,10 +84,8 @@ def _spoken(seconds: float) -> str:
     return f"{seconds / units[unit]:.1f} {unit}"
 
 
-def _confirm(yes: bool) -> None:
+def _confirm() -> None:
     """Continue only if the user agrees."""
-    if yes:
-        return
     if not sys.stdin.isatty():
         raise ConfigError("nothing was run: --yes agrees to this budget")
     sys.stderr.write("Run these? [y/N] ")

@@ -45,8 +45,7 @@ class Answer:
         reason: why `text` isn't a whole answer: "empty", "refused", "truncated" (it reached the length limit),
             "tool_call" (and nothing else), "malformed" (the response was no answer) or "too_long" (the prompt was, for
             a local model).
-        prompt_tokens: tokens read, as the server reports them, else counted.
-        completion_tokens: tokens written, likewise.
+        prompt_tokens, completion_tokens: read and written, as the server reports them, else counted.
         cached: whether it was on disk before this call.
         program: the program in the text; None if there is none. Not stored, but parsed each time.
     """
@@ -85,18 +84,14 @@ _NOTHING = Use()
 class AnswerCache:
     """An SQLite file of answers, keyed by a digest of model, parameters and prompt, and of each account's spending.
 
-    Several processes may share it, and it survives a kill at any moment. Prompts aren't stored. Thread-safe.
-
-    Args:
-        path: created if missing; None: in memory. Not on a network file system, where SQLite can't rely on locks.
-
-    Raises:
-        DataError: the file is not such a cache, or can't be opened.
+    Several processes may share it, and it survives a kill at any moment. Prompts aren't stored. Thread-safe. `path` is
+    created if missing; None: in memory. It can't be on a network file system, where SQLite can't rely on locks. A file
+    that is no such cache, or can't be opened, is a `DataError`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.path = None if path is None else Path(path)
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         with self._access():
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -140,19 +135,18 @@ class AnswerCache:
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
         """The answers that are there, marked as cached."""
+        query = "SELECT text, reason, prompt_tokens, completion_tokens FROM answers WHERE key = ?"
         with self._access():
-            return self._select(keys)
+            rows = [(key, self._database.execute(query, (key,)).fetchone()) for key in keys]
+        return {key: replace(Answer(*row), cached=True) for key, row in rows if row is not None}
 
     def put(
         self, model: str, answers: Mapping[bytes, Answer], account: str = "", used: Use = _NOTHING
     ) -> tuple[dict[bytes, Answer], Use]:
         """Write answers and what they cost an account in one transaction; all is on disk when this returns.
 
-        If another process was first, its answer stays, so that both continue with the same one. The model's name is for
-        people who look into the file.
-
-        Returns:
-            The answers as the file now has them, and all that the account has spent.
+        If another process was first, its answer stays, so that both continue with the same one: returns the answers as
+        the file now has them, and all that the account has spent. The model's name is for people who look into it.
         """
         rows = [
             (key, model, answer.text, answer.reason, answer.prompt_tokens, answer.completion_tokens)
@@ -162,19 +156,20 @@ class AnswerCache:
             added = self._database.executemany(
                 "INSERT INTO answers VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING", rows
             )
-            stored = dict(answers) if added.rowcount == len(rows) else self._select(answers)
+            stored = dict(answers) if added.rowcount == len(rows) else self.get(answers)
             self._database.execute(
                 "INSERT INTO spent VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET calls = calls + excluded.calls, "
                 "prompt_tokens = prompt_tokens + excluded.prompt_tokens, "
                 "completion_tokens = completion_tokens + excluded.completion_tokens",
                 (account, used.calls, used.prompt_tokens, used.completion_tokens),
             )
-            return stored, self._spent(account)
+            return stored, self.spent(account)
 
     def spent(self, account: str) -> Use:
         """All that an account has spent, including earlier runs."""
+        query = "SELECT calls, prompt_tokens, completion_tokens FROM spent WHERE account = ?"
         with self._access():
-            return self._spent(account)
+            return Use(*(self._database.execute(query, (account,)).fetchone() or ()))
 
     def __len__(self) -> int:
         with self._access():
@@ -184,15 +179,6 @@ class AnswerCache:
         """Close the file."""
         with self._lock:
             self._database.close()
-
-    def _select(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
-        query = "SELECT text, reason, prompt_tokens, completion_tokens FROM answers WHERE key = ?"
-        rows = ((key, self._database.execute(query, (key,)).fetchone()) for key in keys)
-        return {key: replace(Answer(*row), cached=True) for key, row in rows if row is not None}
-
-    def _spent(self, account: str) -> Use:
-        query = "SELECT calls, prompt_tokens, completion_tokens FROM spent WHERE account = ?"
-        return Use(*(self._database.execute(query, (account,)).fetchone() or ()))
 
     def _number(self, query: str) -> int:
         return int(self._database.execute(query).fetchone()[0])
@@ -219,15 +205,11 @@ def check_cache(path: str | os.PathLike[str]) -> None:
 
 
 class Budget:
-    """What may be spent: the worst case of a call is reserved before it is made.
-
-    Attributes:
-        reserved: the worst case of the calls that are running.
-    """
+    """What may be spent: the worst case of a call is reserved before it is made."""
 
     def __init__(self, settings: LLMSettings, spent: Use) -> None:
         self._settings, self.spent = settings, spent
-        self.reserved = Use()
+        self.reserved = Use()  # of the calls that are running
 
     def fits(self, worst: Use) -> bool:
         """Whether a call that uses at most `worst` can't exceed the budget, whatever the running calls cost."""
@@ -258,16 +240,11 @@ def limits(settings: LLMSettings, use: Use) -> Iterator[tuple[str, float, float]
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The most that calls cost, with every answer at its longest.
-
-    Attributes:
-        money: dollars; None without prices.
-        exact: whether the model's own tokenizer counted the prompts; else each byte counts as a token.
-    """
+    """The most that calls cost, with every answer at its longest."""
 
     use: Use
-    money: float | None
-    exact: bool
+    money: float | None  # dollars; None without prices
+    exact: bool  # the model's own tokenizer counted the prompts; else each byte counts as a token
 
     def __add__(self, other: Estimate) -> Estimate:
         money = None if self.money is None or other.money is None else self.money + other.money
@@ -282,30 +259,18 @@ class Estimate:
 
 @dataclass(slots=True)
 class Stats:
-    """Counts since a model was opened.
-
-    Attributes:
-        nominal: prompts handed in.
-        distinct: different ones among them.
-        cached: prompts answered from disk.
-        paid: different prompts that the model answered.
-        used: tokens read and written for those, and what failed attempts may have cost.
-        counted: answers whose tokens were counted here, as the server didn't report them.
-        retries: attempts that failed and were repeated, by reason.
-        failures: prompts without a program, by reason (see `Answer.reason`); repeated prompts count each time.
-        peak: most calls running at the same time.
-    """
+    """Counts since a model was opened."""
 
     settings: LLMSettings
-    nominal: int = 0
-    distinct: int = 0
-    cached: int = 0
-    paid: int = 0
-    used: Use = field(default_factory=Use)
-    counted: int = 0
-    retries: Counter[str] = field(default_factory=Counter)
-    failures: Counter[str] = field(default_factory=Counter)
-    peak: int = 0
+    nominal: int = 0  # prompts handed in
+    distinct: int = 0  # different ones among them
+    cached: int = 0  # prompts answered from disk
+    paid: int = 0  # different prompts that the model answered
+    used: Use = field(default_factory=Use)  # for those, and what failed attempts may have cost
+    counted: int = 0  # answers whose tokens were counted here, as the server didn't report them
+    retries: Counter[str] = field(default_factory=Counter)  # attempts that failed and were repeated, by reason
+    failures: Counter[str] = field(default_factory=Counter)  # prompts without a program, each time, by `Answer.reason`
+    peak: int = 0  # most calls running at the same time
 
     @property
     def money(self) -> float | None:

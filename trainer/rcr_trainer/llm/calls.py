@@ -34,11 +34,7 @@ _LONGEST_WAIT_S = 600.0
 
 
 class Calls:
-    """Calls of one model. All coroutines here run on the background loop, so they need no locks.
-
-    Attributes:
-        budget: what may be spent.
-    """
+    """Calls of one model. All coroutines here run on the background loop, so they need no locks."""
 
     def __init__(self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str) -> None:
         self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
@@ -135,10 +131,9 @@ class Calls:
             fault = self._client.diagnose(error)
             await self._book({}, worst, worst if fault.charged else Use())
             return fault
-        read = sum(answer.prompt_tokens for answer in answers.values())
-        written = sum(answer.completion_tokens for answer in answers.values())
+        used = sum((Use(1, answer.prompt_tokens, answer.completion_tokens) for answer in answers.values()), Use())
         self._stats.paid += len(answers)
-        used, answers = Use(len(answers), read, written), self._doubtful | answers
+        answers = self._doubtful | answers
         self._malformed, self._well_formed, self._doubtful = 0, True, {}
         return await self._book(answers, worst, used)
 
@@ -166,7 +161,7 @@ class Calls:
             return answer
         self._stats.counted += 1
         if read < 0:
-            read = self._client.count_tokens(str(request))
+            read = self._client.count_tokens(request)
         if written <= 0:
             written = 1 if isinstance(request, Scored) else self._client.count(answer.text or "")
         return replace(answer, prompt_tokens=read, completion_tokens=written)

@@ -11,6 +11,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
@@ -23,7 +24,7 @@ from langchain_rcr.chains.answers import cut
 from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, Use
-from rcr_trainer.llm.faults import Diagnosis, MalformedResponseError
+from rcr_trainer.llm.faults import MalformedResponseError, diagnose
 from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import ONE_ANSWER, LLMSettings
@@ -61,11 +62,6 @@ class Client:
         name: for messages; None: the model's class.
         place: where it is served, for messages; "" if unknown.
         http: the HTTP client of a langchain-openai model, to be closed at the end.
-
-    Attributes:
-        count: the tokens of a text by itself.
-        longest: most tokens of an answer.
-        scoring: how a server is asked for a text's probability.
     """
 
     def __init__(
@@ -92,16 +88,12 @@ class Client:
         self.exact_tokens = count_tokens is not None
         self.count = count_tokens or (lambda text: len(text.encode("utf-8", "surrogatepass")))
         self.name = name or type(model).__name__
-        self.diagnose = Diagnosis(self.name, place, openai=http is not None)
-        self.scoring = WAYS[0]
+        self.who = f"the model {self.name!r}" + (f" at {place}" if place else "")
+        self.diagnose = partial(diagnose, who=self.who, openai=http is not None)
+        self.scoring = WAYS[0]  # how a server is asked for a text's probability
 
     async def call(self, requests: Sequence[Request]) -> list[Answer]:
-        """Answer prompts, or score texts; token counts are −1 where the model reports no plausible ones.
-
-        Raises:
-            UnscoredError: the server doesn't score.
-            ConfigError: this kind of model can't score.
-        """
+        """Answer prompts, or score texts; token counts are −1 where the model reports no plausible ones."""
         if isinstance(requests[0], Scored):
             return await self._score([each for each in requests if isinstance(each, Scored)])
         values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
@@ -127,26 +119,27 @@ class Client:
 
     def key(self, request: Request) -> bytes:
         """A request's key in the cache."""
+        system, turns = self._parts(request)
+        identity = canonical({**self._sent, "instruction": system})
+        marked = f"{len(identity)}:{identity}"
         if isinstance(request, Scored):
-            identity, text = self._identity(self.instruction), f"{len(request.prompt)}:{request}"
-            marked = f"score:{len(identity)}:{identity}{text}"
+            marked = f"score:{marked}{len(request.prompt)}:{request}"
+        elif len(turns) == 1 and not turns[0].startswith("chat:"):
+            marked += turns[0]
         else:
-            system, turns = self._parts(request)
-            identity, plainly = self._identity(system), len(turns) == 1 and not turns[0].startswith("chat:")
-            text = turns[0] if plainly else f"chat:{json.dumps(turns)}"
-            marked = f"{len(identity)}:{identity}{text}"
+            marked += f"chat:{json.dumps(turns)}"
         return hashlib.sha256(marked.encode("utf-8", "surrogatepass")).digest()
 
     def worst(self, requests: Sequence[Request]) -> Use:
         """The most that a call uses; to score a text, a server may also have to write."""
-        read = sum(self.count_tokens(str(each) if isinstance(each, Scored) else each) for each in requests)
+        read = sum(map(self.count_tokens, requests))
         written = sum(
             self.scoring.asked(each)["max_tokens"] if isinstance(each, Scored) else self.longest for each in requests
         )
         return Use(len(requests), read, written)
 
-    def count_tokens(self, request: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along; may be somewhat too high."""
+    def count_tokens(self, request: Request) -> int:
+        """Tokens of a request with all that is sent along; may be somewhat too high."""
         system, turns = self._parts(request)
         messages = len(turns) if self._is_chat else 0
         if system:
@@ -158,13 +151,10 @@ class Client:
         if self._http is not None:
             await self._http.aclose()
 
-    def _parts(self, request: str | Conversation) -> tuple[str, tuple[str, ...]]:
+    def _parts(self, request: Request) -> tuple[str, tuple[str, ...]]:
         """The system message ("" for none) and the turns, in sendable form."""
-        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (request,))
+        asked = request if isinstance(request, Conversation) else Conversation(self.instruction, (str(request),))
         return plain(asked.system), tuple(map(plain, asked.turns))
-
-    def _identity(self, system: str) -> str:
-        return canonical({**self._sent, "instruction": system})
 
     def _prompt(self, request: str | Conversation) -> PromptValue:
         system, turns = self._parts(request)

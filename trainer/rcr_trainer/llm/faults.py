@@ -48,21 +48,13 @@ class MalformedResponseError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A failed attempt.
+    """A failed attempt."""
 
-    Attributes:
-        kind: "again", "unusable" (there is no answer, for `reason`) or "stop".
-        reason: a word or two, for logs and counts.
-        error: what to raise after the last attempt, or at once for "stop".
-        wait: seconds that the server asks to wait; None if it doesn't say.
-        charged: whether the provider may have charged for it.
-    """
-
-    kind: str
-    reason: str
-    error: RCRError
-    wait: float | None = None
-    charged: bool = False
+    kind: str  # "again", "unusable" (there is no answer, for `reason`) or "stop"
+    reason: str  # a word or two, for logs and counts
+    error: RCRError  # to raise after the last attempt, or at once for "stop"
+    wait: float | None = None  # seconds that the server asks to wait; None if it doesn't say
+    charged: bool = False  # the provider may have charged for it
 
 
 _STOPS: dict[int | str, tuple[type[LLMError], str]] = {
@@ -104,69 +96,58 @@ _TRANSIENT = {408, 409, 425, 429}
 _TIMEOUTS = {"TimeoutError", "APITimeoutError"}
 _CONNECTIONS = {"ConnectionError", "APIConnectionError"}
 _NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"}
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What langchain-openai raises on a response that is no answer."""
 
 
-class Diagnosis:
-    """Diagnoses a model's exceptions.
+def diagnose(error: Exception, who: str, *, openai: bool = False) -> Fault:
+    """What to do about an exception that the model `who` raised; `openai`: a model of langchain-openai."""
+    if isinstance(error, RCRError):
+        return Fault("stop", "error", error, charged=isinstance(error, UnscoredError))
+    # openai 2 wraps whatever its HTTP client raises in a connection error.
+    error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
+    said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
+    status = getattr(error, "status_code", None)  # errors in reading a response carry its status 200
+    if isinstance(status, int) and status >= 300:
+        return _by_status(error, status, who, said)
+    names = {cls.__name__ for cls in type(error).__mro__}
+    if names & _TIMEOUTS:
+        return _again("timeout", who, "no answer in time", charged=True)
+    if names & _CONNECTIONS:
+        arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
+        return _again("connection", who, f"the connection failed ({said})", charged=arrived)
+    if isinstance(error, MalformedResponseError) or (openai and isinstance(error, _UNREADABLE)):
+        return _again("malformed", who, f"the response is no answer ({said})", charged=True)
+    stopped = LLMError(f"{who} failed: {type(error).__name__}: {said}")
+    # The cause helps find a bug in the user's own model; leave it out if a message holds a key.
+    if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
+        stopped.__cause__ = error
+    return Fault("stop", "error", stopped)
 
-    Args:
-        name: the model's, for messages.
-        place: where it is served, likewise; "" if unknown.
-        openai: it is langchain-openai's, where errors of the types below mean a response that is no answer.
-    """
 
-    def __init__(self, name: str, place: str = "", openai: bool = False) -> None:
-        self.who = f"the model {name!r}" + (f" at {place}" if place else "")
-        self._malformed: tuple[type[Exception], ...] = (MalformedResponseError,)
-        if openai:
-            self._malformed += (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+def _by_status(error: Exception, status: int, who: str, said: str) -> Fault:
+    headers = getattr(getattr(error, "response", None), "headers", {})
+    told = " ".join(str(getattr(error, name, "")) for name in ("message", "args", "code", "type", "body")).lower()
+    if status < 500 and _FILTERED.search(told):
+        return Fault("unusable", "refused", RequestError(f"{who} refused a prompt ({said})"))
+    which: int | str = status if status in _STOPS else "other"
+    if status == 402 or _NO_MONEY.search(told):
+        which = "no_money"
+    elif which == "other" and status != 429 and _TOO_LONG.search(told):
+        which = "too_long"
+    elif status in _TRANSIENT or (status >= 500 and not (status < 502 and "supported" in told)):
+        wait = retry_after(headers) if status in (429, 503) else None
+        return _again(str(status), who, f"status {status}: {said}", wait=wait)
+    elif status < 400:
+        which = "redirect"
+    kind, advice = _STOPS[which]
+    place = _shown(headers.get("location", "another address").split("?")[0])
+    advice = advice.format(place=place, status=status)
+    return Fault("stop", str(which), kind(f"{who}: {advice} (the server says: {said})"))
 
-    def __call__(self, error: Exception) -> Fault:
-        """What to do about an exception that the model raised."""
-        if isinstance(error, RCRError):
-            return Fault("stop", "error", error, charged=isinstance(error, UnscoredError))
-        # openai 2 wraps whatever its HTTP client raises in a connection error.
-        error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
-        said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
-        status = getattr(error, "status_code", None)  # errors in reading a response carry its status 200
-        if isinstance(status, int) and status >= 300:
-            return self._by_status(error, status, said)
-        names = {cls.__name__ for cls in type(error).__mro__}
-        if names & _TIMEOUTS:
-            return self._again("timeout", "no answer in time", charged=True)
-        if names & _CONNECTIONS:
-            arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
-            return self._again("connection", f"the connection failed ({said})", charged=arrived)
-        if isinstance(error, self._malformed):
-            return self._again("malformed", f"the response is no answer ({said})", charged=True)
-        stopped = LLMError(f"{self.who} failed: {type(error).__name__}: {said}")
-        # The cause helps find a bug in the user's own model; leave it out if a message holds a key.
-        if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
-            stopped.__cause__ = error
-        return Fault("stop", "error", stopped)
 
-    def _by_status(self, error: Exception, status: int, said: str) -> Fault:
-        headers = getattr(getattr(error, "response", None), "headers", {})
-        told = " ".join(str(getattr(error, name, "")) for name in ("message", "args", "code", "type", "body")).lower()
-        if status < 500 and _FILTERED.search(told):
-            return Fault("unusable", "refused", RequestError(f"{self.who} refused a prompt ({said})"))
-        which: int | str = status if status in _STOPS else "other"
-        if status == 402 or _NO_MONEY.search(told):
-            which = "no_money"
-        elif which == "other" and status != 429 and _TOO_LONG.search(told):
-            which = "too_long"
-        elif status in _TRANSIENT or (status >= 500 and not (status < 502 and "supported" in told)):
-            wait = retry_after(headers) if status in (429, 503) else None
-            return self._again(str(status), f"status {status}: {said}", wait=wait)
-        elif status < 400:
-            which = "redirect"
-        kind, advice = _STOPS[which]
-        place = _shown(headers.get("location", "another address").split("?")[0])
-        advice = advice.format(place=place, status=status)
-        return Fault("stop", str(which), kind(f"{self.who}: {advice} (the server says: {said})"))
-
-    def _again(self, reason: str, what: str, wait: float | None = None, charged: bool = False) -> Fault:
-        return Fault("again", reason, LLMError(f"{self.who} gave no answer: {what}"), wait, charged)
+def _again(reason: str, who: str, what: str, wait: float | None = None, charged: bool = False) -> Fault:
+    return Fault("again", reason, LLMError(f"{who} gave no answer: {what}"), wait, charged)
 
 
 def _shown(text: str) -> str:

@@ -31,14 +31,7 @@ class LocalLM(BaseLLM):
     Answers end at the first stop sequence after a model's thoughts, at the model's end of sequence, or after
     `max_new_tokens`. A prompt that leaves no room for its answer gets the finish reason "too_long" and no text.
 
-    Args:
-        model: a local folder, or a hub name.
-        batch_size: prompts that are decoded together.
-        device: "auto" (a GPU if there is one), "cpu", "cuda", "cuda:1", "mps".
-        dtype: numbers to compute with: "auto" (as the folder says), "float32", "bfloat16", "float16".
-
-    Raises:
-        ConfigError: the model can't be loaded.
+    The fields are as in `LLMSettings`. A `ConfigError` says why a model can't be loaded.
     """
 
     model: str

@@ -40,18 +40,14 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
 
     Args:
         model: a `BaseLLM` or `BaseChatModel`, with the temperature and longest answer that the settings name.
-        settings: stop sequences, retries, concurrency, budget and prices. With kind "local", a call has `batch_size`
-            prompts.
+        settings: with kind "local", a call has `batch_size` prompts.
         identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
         cache_path: the file with the answers, kept across runs; None: in memory.
-        language: of the programs in the answers, see `langchain_rcr.programs.get_parser`.
+        language: of the programs in the answers.
         prompt: how it is asked.
         account: a name (the run's) under which the cache file keeps what is spent, so that the budget holds across
             restarts (and, except for calls running elsewhere, across processes).
         **options: of `Client`: the model's name, place, tokenizer and HTTP client.
-
-    Raises:
-        DataError: the cache file can't be used.
     """
 
     def __init__(
@@ -89,9 +85,6 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         A prompt is sent once, as long as the cache file is kept. Its answer is on disk before it is returned. When an
         error is raised, running calls finish first, and their answers are kept.
 
-        Returns:
-            An answer for each, with its program. Empty, refused, truncated and malformed ones have a reason.
-
         Raises:
             BudgetExceeded: the next call could exceed the budget.
             AccessError: wrong key, quota or model name: calling again can't help.
@@ -107,14 +100,10 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         return answers + self._generate(prompts[len(answers) :])
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
-        """See `Scorer.log_likelihoods`; scores are kept, counted and paid for as answers are.
+        """See `Scorer.log_likelihoods`; scores are kept, counted and paid for as answers are. Raises as `generate`.
 
         The first text for a server goes alone: if the server can't score, that costs only a call for each of `WAYS`.
-
-        Raises:
-            UnscoredError: the server ignores or refuses each way, or a response has no usable probabilities.
-            ConfigError: the model gives no probabilities (a chat model).
-            LLMError: as `generate`.
+        Then, or if a response has no usable probabilities, an `UnscoredError` is raised.
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
@@ -246,11 +235,8 @@ def open_llm(
 ) -> LanguageModel:
     """Open the model that the settings name. Nothing is sent yet.
 
-    The other arguments are those of `LanguageModel`.
-
-    Raises:
-        ConfigError: no model name; no API key for OpenAI's own server; no such folder.
-        DataError: the cache file can't be used.
+    The other arguments are those of `LanguageModel`. A `ConfigError` says what is missing: a model name, an API key for
+    OpenAI's own server, a folder.
     """
     if not settings.given:
         raise ConfigError(

@@ -26,11 +26,7 @@ class Scorer(Protocol):
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """Log-probabilities (natural, −∞ … 0) of continuations after prompts, summed over tokens.
 
-        A token that spans the boundary between the two belongs to the continuation.
-
-        Args:
-            prompts: any number.
-            continuations: one for each, including the space that separates it from the prompt.
+        A continuation includes the space before it. A token that spans the boundary belongs to the continuation.
         """
         ...
 
@@ -47,12 +43,10 @@ class Scored:
 
 
 class Way(NamedTuple):
-    """A way to have a server score.
+    """A way to have a server score: the parameters of a request, and the log-likelihood in its response.
 
-    Args:
-        asked: the parameters of a request.
-        read: the log-likelihood in the response. Raises `UnscoredError` if the server ignored these parameters, and
-            `MalformedResponseError` if it didn't but its figures are unusable.
+    Reading raises `UnscoredError` if the server ignored these parameters, `MalformedResponseError` if it didn't but its
+    figures are unusable.
     """
 
     asked: Callable[[Scored], dict[str, Any]]

@@ -76,10 +76,6 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
     A list is compared as a multiset of rows, or in order if the gold program's outermost query has an ORDER BY; a tuple
     is always compared in order. In rows that are tuples, the order of columns doesn't matter. Numbers are compared
     whatever their types, those that aren't whole to 12 significant digits. Each program runs once on each database.
-
-    Args:
-        execute: runs one program; or the databases that the questions' fields name.
-        spec: its language says whether order matters (SQL).
     """
 
     @lru_cache(maxsize=_REMEMBERED)
@@ -179,10 +175,6 @@ def make_reward(
         execute: for `execution` instead: what runs a program, as an object or `module:callable`.
         timeout_s: for `execution` on a database: seconds a program may take.
         max_rows: for `execution` on a database: rows it may give.
-
-    Raises:
-        ConfigError: no such reward, nothing to execute on, or a database that can't be opened.
-        MissingExtraError: PostgreSQL without psycopg.
     """
 
     def make(part: str | Callable[..., Any]) -> Reward:

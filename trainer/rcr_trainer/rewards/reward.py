@@ -102,13 +102,10 @@ def score(
     examples: Sequence[Example],
     contexts: Sequence[Sequence[Example]],
 ) -> NDArray[np.float64]:
-    """Call a reward, and check that it returns scores.
+    """Call a reward: (B,) scores, NaN where it gave None.
 
-    Returns:
-        (B,) scores; NaN where the reward gave None.
-
-    Raises:
-        RewardError: it raised an exception that isn't the project's own, or gave anything but B finite numbers or None.
+    A `RewardError` says that it raised an exception that isn't the project's own, or gave anything but B finite numbers
+    or None.
     """
     try:
         targets, sources = [example.target for example in examples], [example.source for example in examples]
@@ -141,10 +138,6 @@ def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool
 
     Returns:
         (Q,) bool; False for examples whose gold program the reward can't score (None).
-
-    Raises:
-        ConfigError: gold doesn't get the maximum, an empty answer gets more than the minimum, or nothing can be scored.
-        RewardError: the reward fails on an example.
     """
     if reward.likelihood:
         return np.ones(len(examples), dtype=np.bool_)

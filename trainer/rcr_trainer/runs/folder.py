@@ -65,12 +65,6 @@ class Run:
     """One run folder, from `create` or `open`.
 
     Attributes:
-        path: the folder.
-        data: the folder of its split.
-        checkpoint: the folder of the trained policy and its pool.
-        sft_checkpoint: with GRPO, the folder of the policy that SFT left, with its pool.
-        state: the folder for the training states, one for each stage.
-        config: the run's settings.
         writes: whether this object writes into the folder.
         foreign: the settings whose values come from the folder, not the caller: see `rcr_trainer.runs.trust`.
         vectors: frozen text vectors, so that the base model reads every text only once across stages.
@@ -87,19 +81,11 @@ class Run:
     def create(
         cls, path: str | os.PathLike[str], config: Settings, *, resume: bool = False, overwrite: bool = False
     ) -> Run:
-        """Begin a run in a new folder, or continue the one that is there.
+        """Begin a run in a new folder, or continue the one that is there. The caller holds the folder (`hold`).
 
-        A finished run of the same settings keeps its stages, so that only missing ones remain. The caller holds the
-        folder (`hold`).
-
-        Args:
-            path: the run folder.
-            config: the settings.
-            resume: continue an interrupted run.
-            overwrite: start over in the folder of an earlier run, whose results are cleared.
-
-        Raises:
-            ConfigError: the folder holds something else, a run of other settings, or an interrupted run.
+        A finished run of the same settings keeps its stages, so that only missing ones remain. `resume` continues an
+        interrupted run; `overwrite` starts over in the folder of an earlier run, whose results are cleared. Without
+        them, such a folder is a `ConfigError`, as is always one that holds something else or a run of other settings.
         """
         folder = Path(path)
         run = cls.found(folder, config, resume=resume, overwrite=overwrite)
@@ -126,13 +112,13 @@ class Run:
             return None
         run = cls.open(folder, trust=True)
         changed = differences(run.config, config, ignore=INCIDENTAL)
-        refused = ""
         if changed:
-            refused = f"with other settings: {in_short(changed)}; give this one another name, or --overwrite"
-        elif run.status != "finished" and not resume:
-            refused = "that was not finished: --resume continues it, --overwrite starts over"
-        if refused:
-            raise ConfigError(f"{folder} holds a run {refused}")
+            what = f"with other settings: {in_short(changed)}; give this one another name, or --overwrite"
+            raise ConfigError(f"{folder} holds a run {what}")
+        if run.status != "finished" and not resume:
+            raise ConfigError(
+                f"{folder} holds a run that was not finished: --resume continues it, --overwrite starts over"
+            )
         return run
 
     @classmethod
@@ -144,10 +130,10 @@ class Run:
         trust: bool = False,
         writes: bool = True,
     ) -> Run:
-        """Open an existing run.
+        """Open an existing run: a run folder, or the checkpoint folder inside one.
 
         Args:
-            path: a run folder, or the checkpoint folder inside one.
+            path: the folder.
             flags: settings that override those written there, as `load_config` takes them.
             trust: whether what is written there counts as the caller's own word; see `rcr_trainer.runs.trust`.
             writes: False if another process writes the same run.

@@ -198,15 +198,12 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def load_config(path: _Path | None = None, flags: _Texts | None = None, environ: _Texts | None = None) -> Settings:
-    """Read the settings of a run.
+    """Read and check the settings of a run. Its name is that of the YAML file unless a layer gives one.
 
     Args:
         path: the YAML file; None for the defaults.
         flags: dotted path → text.
         environ: RCR_NAME and RCR_SECTION__NAME; None for this process's environment.
-
-    Returns:
-        The checked settings. The name is that of the YAML file unless a layer gives one.
 
     Raises:
         ConfigError: a key is unknown, a value has the wrong type or range, settings contradict each other, or the
@@ -232,10 +229,16 @@ def run_name(path: _Path) -> str:
 
 def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
     """Validate settings given by section; a `ConfigError` names a value's place by `origins` (dotted path → place)."""
+    places = origins or {}
+
+    def name(location: Sequence[int | str]) -> str:
+        dotted = ".".join(map(str, location[:2]))
+        return "" if dotted not in settings() else f"{places[dotted]}: {dotted}" if dotted in places else dotted
+
     try:
         return Settings.model_validate(nested)
     except ValidationError as error:
-        raise ConfigError(redact(_explain(error, origins or {}))) from None
+        raise ConfigError(redact(explained(error, name))) from None
 
 
 def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
@@ -373,13 +376,3 @@ def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_
             raise ConfigError(f"{where}: {unknown_key(key, settings())}")
         else:
             yield key, value, where
-
-
-def _explain(error: ValidationError, origins: Mapping[str, str]) -> str:
-    """One line on what pydantic found: where the value was given, the field, what was expected, and the value."""
-
-    def name(place: Sequence[int | str]) -> str:
-        dotted = ".".join(map(str, place[:2]))
-        return "" if dotted not in settings() else f"{origins[dotted]}: {dotted}" if dotted in origins else dotted
-
-    return explained(error, name)

@@ -43,10 +43,7 @@ def build_model(
 def load_model(
     config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
 ) -> TriEncoder:
-    """A policy from a checkpoint, on the run's device.
-
-    `known` caches frozen vectors; for `trust` see `TriEncoder.from_pretrained`.
-    """
+    """A policy from a checkpoint, on the run's device; for `trust` see `TriEncoder.from_pretrained`."""
     embeddings = embeddings_of(config)
     model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:
@@ -96,13 +93,7 @@ def check_files(run: Run) -> None:
 
 
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
-    """The policy that `sft.checkpoint` names, if it fits the run's settings and pool.
-
-    Raises:
-        CheckpointError: there is no policy, or it is damaged.
-        ConfigError: it differs from the settings.
-        PoolError: it has another pool.
-    """
+    """The policy that `sft.checkpoint` names; an `RCRError` if it is damaged or has other settings or another pool."""
     start = folder = Path(str(config.sft.checkpoint))
     if (start / "run.json").is_file():
         other = Run.open(start)

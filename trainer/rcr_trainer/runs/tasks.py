@@ -94,11 +94,6 @@ def divide(config: Settings, split: Split) -> Task:
 
     Without a dev part, `data.dev_size` training queries become development queries and stay in the pool.
     `grpo.queries` of the others are drawn for GRPO alone and leave the pool (appendix A).
-
-    Raises:
-        ConfigError: no training queries would be left.
-        DataError: examples have no field that data.group or data.prefer names.
-        InputError: there is no such program language.
     """
     split = _belonging(config.data, split)
     program = config.program.model_dump()
@@ -179,15 +174,10 @@ def _drawn(
 
 
 def check_task(config: Settings, task: Task) -> Task:
-    """Find now what would stop the run later.
+    """Find now what would stop the run later: too few candidates, no queries to evaluate on, programs that don't parse.
 
     Returns:
         The task, with language `tokens` if no program in the user's own files parses in the settings' language.
-
-    Raises:
-        PoolError: fewer candidates than picks.
-        DataError: no program of a public data set parses, or no program of the queries to evaluate on.
-        ConfigError: there are no queries to evaluate on.
     """
     needs = [("sft.k", config.sft.k), ("evaluation.k", config.evaluation.k)]
     if config.grpo.enabled:
@@ -196,7 +186,7 @@ def check_task(config: Settings, task: Task) -> Task:
         field, k = (own, given) if given else ("model.k", config.model.k)
         if len(task.pool) < k + (own != "evaluation.k"):  # a training query never retrieves itself
             raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}")
-    spec = replace(task.spec, language=_language_of(task.pool, task.spec, own=config.data.task == "files"))
+    spec = replace(task.spec, language=_language_of(config.data, task.pool, task.spec))
     split = config.evaluation.split
     queries = task.held_out(split)
     if not queries:
@@ -240,13 +230,13 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
             logger.log(logging.WARNING if finding.fix else logging.INFO, "%s: %s", check.name, finding.text)
 
 
-def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> str:
+def _language_of(data: DataSettings, pool: Sequence[Example], spec: ProgramSpec) -> str:
     """The language that the pool's programs are read in; see `check_task`."""
     language, broken = spec.language, unparsed(pool, spec)
     if not broken:
         return language
     if len(broken) < len(pool):
-        if not own:  # `say_data` reports this for the user's own files
+        if data.train is None:  # else `say_data` reports this
             logger.warning(
                 "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
                 "nothing",
@@ -254,7 +244,7 @@ def _language_of(pool: Sequence[Example], spec: ProgramSpec, *, own: bool) -> st
             )
         return language
     first = " ".join(pool[0].target.split())[:80]
-    if not own:
+    if data.task != "files":
         raise DataError(f"no program of the pool parses with program.language = '{language}' (the first: {first})")
     best, counts = guess_language([example.target for example in pool])
     hint = "" if best == TOKENS else f"; {counts}: set program.language: {best}"
