@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.data import Example, Split, shared
+from rcr_trainer.data import Example, Split, covr_split, shared, write_split
 from rcr_trainer.data.check import check_split
-from rcr_trainer.runs.tasks import say_data
-from rcr_trainer.settings import DataSettings
+from rcr_trainer.runs.tasks import check_task, divide, load_split, say_data
+from rcr_trainer.settings import DataSettings, Settings
 
 from langchain_rcr.programs import ProgramSpec
 
@@ -99,3 +100,12 @@ def test_a_run_says_it_before_it_trains_and_the_paragraph_repeats_it(files, caps
     assert "1 of 12 questions are in the pool with their programs: rcr has seen" in " ".join(captured.out.split())
     assert cli.main(["run", "my.yaml"]) == 0
     assert "also" not in capsys.readouterr().err
+
+
+def test_programs_of_a_split_folder_that_do_not_parse_are_reported(tmp_path, caplog):
+    split = covr_split("110", 0, 12, 3)
+    torn = [replace(each, target=each.target.rstrip(" )")) for each in split.train[:2]]
+    write_split(tmp_path / "split", replace(split, train=[*torn, *split.train[2:]]))
+    config = Settings.model_validate({"data": {"task": "files", "directory": tmp_path / "split"}})
+    check_task(config, divide(config, load_split(config.data, 0)))
+    assert "2 of 12 programs don't parse as 'functional'" in caplog.text
