@@ -235,9 +235,7 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
     (changed, others), run = _changed(config), Run.open(config.folder, trust=True)
     if others and run.done("grpo" if until != "sft" and run.config.grpo.enabled else "sft"):
         raise ConfigError(f"{config.folder} holds a run with other settings: {in_short(others)}; give another --out")
-    if changed:
-        return False
-    return run.done(until) and (unpaid or until != "evaluation" or not _unpaid(run))
+    return not changed and (run.done(until) if unpaid else _is_done(run, until))
 
 
 def _unpaid(run: Run) -> bool:

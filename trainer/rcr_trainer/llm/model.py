@@ -20,7 +20,7 @@ from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Estimate, Stats, Use
 from rcr_trainer.llm.calls import Calls
-from rcr_trainer.llm.client import Client, Request, address_of, identity_of, make_model, public
+from rcr_trainer.llm.client import Client, Request, identity_of, make_model
 from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import LLMSettings
@@ -256,5 +256,5 @@ def open_llm(
     else:
         model, options["http"] = make_model(settings)
         identity |= identity_of(settings)
-        options["place"] = public(address_of(settings))
+        options["place"] = identity["place"]
     return LanguageModel(model, settings, cache_path=cache_path, identity=identity, **options)
