@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
@@ -17,7 +16,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoding import Backbone
-from langchain_rcr.families.model_files import INSIDE, LocalBackbone, Read, unit
+from langchain_rcr.families.model_files import INSIDE, PretrainedBackbone, Read, unit
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.families.static import PREFIX as STATIC
 from langchain_rcr.families.static import StaticBackbone
@@ -38,24 +37,20 @@ Known = dict[tuple[bool, str], NDArray[np.float32]]
 """(is a query, text) → its frozen vector (d,)."""
 
 
-class TransformerBackbone(LocalBackbone):
+class TransformerBackbone(PretrainedBackbone):
     """A frozen transformer; for the arguments see `PooledTransformer`."""
+
+    kind = "transformer"
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
         from langchain_rcr.families.pooled import TransformerEncoder
 
         encoder = TransformerEncoder(base, pooling=pooling, max_length=max_length, normalize=True, saved=saved)
-        if Path(base).is_dir() and not saved:
-            encoder.text.check_storable()  # `describe` will copy it
+        self.base = INSIDE if Path(base).is_dir() else base
+        if self.base == INSIDE and not saved:
+            encoder.text.check_storable()
         self._encoder = encoder.eval().requires_grad_(False)
-        self.dim = encoder.dim
-
-    def __reduce__(self) -> Any:
-        """For pickling: a model from an installed package is reopened, not pickled."""
-        text = self._encoder.text
-        if not text.base.startswith("package:"):
-            return super().__reduce__()
-        return partial(TransformerBackbone, pooling=text.pooling, max_length=text.max_length), (text.base,)
+        self.dim, self.pooling, self.max_length = encoder.dim, encoder.pooling, encoder.max_length
 
     def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
         """See `Backbone.embed`."""
@@ -66,13 +61,9 @@ class TransformerBackbone(LocalBackbone):
         vectors, tokens = self._encoder.text.read(texts)
         return unit(vectors), tokens
 
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """See `Backbone.describe`: a model from a local folder is copied into the checkpoint, any other is named."""
-        text, base = self._encoder.text, self._encoder.text.base
-        if Path(base).is_dir():
-            text.save(folder / "backbone")
-            base = INSIDE
-        return {"kind": "transformer", "base": base, "pooling": text.pooling, "max_length": text.max_length}
+    def save(self, folder: Path) -> None:
+        """See `PretrainedBackbone.save`."""
+        self._encoder.text.save(folder)
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
         """The model for ONNX Runtime, to be stored in a checkpoint.
@@ -81,10 +72,9 @@ class TransformerBackbone(LocalBackbone):
             InputError: its architecture can't be given to ONNX Runtime.
             MissingExtraError: onnxruntime is not installed.
         """
-        text = self._encoder.text
         with TemporaryDirectory() as folder:
-            text.save(Path(folder) / "model")
-            read = OnnxBackbone(str(Path(folder) / "model"), pooling=text.pooling, max_length=text.max_length)
+            self.save(Path(folder) / "model")
+            read = OnnxBackbone(str(Path(folder) / "model"), pooling=self.pooling, max_length=self.max_length)
             return read.for_onnx(int8=int8)
 
 
@@ -132,6 +122,8 @@ class RememberingBackbone:
         self._known = known if known is not None else {}
         self._tokens: dict[str, NDArray[np.float32]] = {}
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
+        self.describe = backbone.describe
+        self.for_onnx = getattr(backbone, "for_onnx", None)
         self.read = None if getattr(backbone, "read", None) is None else self._read
         """`LocalBackbone.read` with the cache; None if the inner backbone has no token vectors."""
 
@@ -149,15 +141,6 @@ class RememberingBackbone:
         for text, vector, tokens in zip(fresh, *inner.read(fresh), strict=True):
             self._known[False, text], self._tokens[text] = vector, tokens
         return self.embed(texts), [self._tokens[text] for text in texts]
-
-    @property
-    def for_onnx(self) -> Any:
-        """`TransformerBackbone.for_onnx`; None if the inner backbone has none."""
-        return getattr(self._backbone, "for_onnx", None)
-
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """See `Backbone.describe`."""
-        return self._backbone.describe(folder)
 
 
 def open_backbone(

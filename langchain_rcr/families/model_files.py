@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
@@ -44,6 +45,32 @@ class LocalBackbone(ABC):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self
+
+
+class PretrainedBackbone(LocalBackbone):
+    """A frozen pretrained model."""
+
+    kind: str
+    base: str
+    """What a checkpoint names it by; `INSIDE` if it holds the model, as it does if that comes from a local folder."""
+    pooling: Pooling
+    max_length: int
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Write the model's files into a new folder."""
+
+    def describe(self, folder: Path) -> dict[str, Any]:
+        """See `Backbone.describe`."""
+        if self.base == INSIDE:
+            self.save(folder / "backbone")
+        return {"kind": self.kind, "base": self.base, "pooling": self.pooling, "max_length": self.max_length}
+
+    def __reduce__(self) -> Any:
+        """For pickling: a model from an installed package is reopened, not pickled."""
+        if not self.base.startswith("package:"):
+            return super().__reduce__()
+        return partial(type(self), pooling=self.pooling, max_length=self.max_length), (self.base,)
 
 
 def model_folder(base: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from langchain_rcr.families.base import DEFAULT_BASE
 from langchain_rcr.families.model_files import (
     INSIDE,
     LIMITS,
-    LocalBackbone,
     Pooling,
+    PretrainedBackbone,
     Read,
     model_folder,
     special_tokens,
@@ -34,14 +34,14 @@ from langchain_rcr.families.model_files import (
 from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
 
 
-class OnnxBackbone(LocalBackbone):
+class OnnxBackbone(PretrainedBackbone):
     """A frozen BERT, like `TransformerBackbone`; reads each text by itself, so that its vectors are always the same.
 
     Args:
         base: a local folder or `package:NAME`.
-        pooling: mean over the tokens, or the first token's vector.
-        max_length: tokens read of a text; the rest is cut off.
-        saved: whether the folder is part of a checkpoint, which anybody may have written.
+        pooling: see `PooledTransformer`, as for the others.
+        max_length: tokens read of a text.
+        saved: whether the folder is part of a checkpoint.
 
     Raises:
         InputError: the model can't be read.
@@ -59,12 +59,14 @@ class OnnxBackbone(LocalBackbone):
             raise InputError(f"model '{base}': without torch it must be a local folder or package:NAME")
         if saved:
             check_saved_files(folder)
-        self.base, self.pooling, self._length = base, pooling, max_length
+        self.base, self.pooling = INSIDE if Path(base).is_dir() else base, pooling
         with refusing(f"model '{base}' can't be read by ONNX Runtime"):
             self._shape = bert.Shape.of(read_json(folder / "config.json", ()))
             arrays = load_file(folder / "model.safetensors")
             self._arrays = arrays if "words" in arrays else bert.arranged(self._shape, arrays)
             bert.check(self._shape, self._arrays)
+            # Only ONNX Runtime reads int8.
+            self.kind = "onnx" if self._arrays["words"].dtype == np.int8 else "transformer"
             self._settings = read_json(folder / "tokenizer_config.json", ())
             self._tokenizer_json = (folder / "tokenizer.json").read_text(encoding="utf-8")
             limit = self._settings.get("model_max_length", max_length)
@@ -72,12 +74,9 @@ class OnnxBackbone(LocalBackbone):
             self.dim = self._shape.hidden_size
             self.embed(["?"])
 
-    def __reduce__(self) -> Any:
-        """For pickling: a model from an installed package is reopened, and the session is always rebuilt."""
-        if self.base.startswith("package:"):
-            return partial(OnnxBackbone, pooling=self.pooling, max_length=self._length), (self.base,)
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("_session", "_tokenizer")}
-        return object.__new__, (OnnxBackbone,), kept
+    def __getstate__(self) -> dict[str, Any]:
+        """For pickling: the session is rebuilt."""
+        return {name: value for name, value in self.__dict__.items() if name not in ("_session", "_tokenizer")}
 
     @cached_property
     def _session(self) -> Any:
@@ -110,38 +109,27 @@ class OnnxBackbone(LocalBackbone):
             tokens.append(inner[0, [at for at, token in enumerate(ids) if token not in special]])
         return unit(pooled), tokens
 
-    def describe(self, folder: Path) -> dict[str, Any]:
-        """See `Backbone.describe`: a model from an installed package is named, others copied into the checkpoint."""
-        base = self.base if self.base.startswith("package:") else self._save(folder / "backbone")
-        kind = "onnx" if self.small else "transformer"
-        return {"kind": kind, "base": base, "pooling": self.pooling, "max_length": self.max_length}
-
-    @property
-    def small(self) -> bool:
-        """Whether it is in int8, which only ONNX Runtime reads."""
-        return bool(self._arrays["words"].dtype == np.int8)
-
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
         """The same model, ready to be stored in a checkpoint, in int8 or as it is."""
         stored = copy.copy(self)
         stored.base = INSIDE
-        if int8 and not self.small:
-            stored._arrays = bert.smaller(self._arrays)
-            stored.__dict__.pop("_session", None)
+        if int8 and self.kind != "onnx":
+            stored.kind, stored._arrays = "onnx", bert.smaller(self._arrays)
         return stored
 
-    def _save(self, folder: Path) -> str:
+    def save(self, folder: Path) -> None:
+        """See `PretrainedBackbone.save`."""
         tokenizer = json.loads(self._tokenizer_json) | {"padding": None, "truncation": None}
         check_tokenizer(tokenizer, self._shape.vocab_size)
         folder.mkdir()
-        arrays = self._arrays if self.small else bert.spread(self._shape, self._arrays)
+        small = self.kind == "onnx"
+        arrays = self._arrays if small else bert.spread(self._shape, self._arrays)
         whole = {name: np.ascontiguousarray(array) for name, array in arrays.items()}
-        save_file(whole, folder / "model.safetensors", None if self.small else {"format": "pt"})
+        save_file(whole, folder / "model.safetensors", None if small else {"format": "pt"})
         write_json(folder / "config.json", self._shape.config())
         write_text(folder / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
         kept = {name: self._settings[name] for name in LIMITS if name in self._settings}
         write_json(folder / "tokenizer_config.json", kept | special_tokens(self._settings))
-        return INSIDE
 
 
 def _session(model: bytes) -> Any:
