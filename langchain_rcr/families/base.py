@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from langchain_rcr.families.encoder import Backbone, Encoder, Features
+    from langchain_rcr.families.encoder import Encoder
+    from langchain_rcr.families.encoding import Backbone, Features
     from langchain_rcr.families.folds import Folds
     from langchain_rcr.programs import ProgramSpec
 

@@ -8,6 +8,7 @@ In int8 the matrices take little more than a quarter of the memory, and reading 
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -17,7 +18,6 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.onnx_file import MICROSOFT, Graph
 
 Arrays = Mapping[str, NDArray[Any]]
 BLOCK = 32
@@ -26,6 +26,12 @@ _WORDS, _POSITIONS, _KINDS = (f"embeddings.{of}_embeddings.weight" for of in ("w
 _EXPECTED = {"model_type": "bert", "hidden_act": "gelu", "position_embedding_type": "absolute"}
 _SCALE = ".scale"
 """Suffix of the array that goes with an int8 matrix (N, blocks, `BLOCK`): the scale of each block (N, blocks)."""
+_MICROSOFT = "com.microsoft"
+"""The domain of the operators that ONNX Runtime adds to ONNX's own."""
+_OPSETS = {"": 20, _MICROSOFT: 1}
+_IR_VERSION = 9
+_FLOAT, _UINT8, _INT64 = 1, 2, 7
+_TYPES = {np.dtype(np.float32): _FLOAT, np.dtype(np.uint8): _UINT8, np.dtype(np.int64): _INT64}
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +158,7 @@ def graph(shape: Shape, arrays: Arrays) -> bytes:
         shape: the numbers of its config.json.
         arrays: from `arranged`, or made smaller by `smaller`.
     """
-    made, d = Graph(), shape.hidden_size
+    made, d = _Graph(), shape.hidden_size
 
     def constant(name: str) -> str:
         return made.constant(name, arrays[name])
@@ -166,14 +172,14 @@ def graph(shape: Shape, arrays: Arrays) -> bytes:
                 "MatMulNBits",
                 [x, shifted, constant(name + _SCALE)],
                 f"{name}.product",
-                domain=MICROSOFT,
+                domain=_MICROSOFT,
                 **{"K": inputs, "N": len(arrays[name]), "bits": 8, "block_size": BLOCK, "accuracy_level": 4},
             )
         return made.node("Add", [product, constant(f"{name}.bias")], f"{name}.out")
 
     def normed(x: str, skip: str, name: str, to: str) -> str:
         inputs = [x, skip, constant(f"{name}.weight"), constant(f"{name}.bias")]
-        return made.node("SkipLayerNormalization", inputs, to, domain=MICROSOFT, epsilon=shape.layer_norm_eps)
+        return made.node("SkipLayerNormalization", inputs, to, domain=_MICROSOFT, epsilon=shape.layer_norm_eps)
 
     def state(n: int) -> str:
         return "last" if n == shape.num_hidden_layers else "inner" if n == shape.read_at else f"{n}.state"
@@ -187,7 +193,7 @@ def graph(shape: Shape, arrays: Arrays) -> bytes:
         parts = [f"{n}.query", f"{n}.key", f"{n}.value"]
         made.node("Split", [reads], *parts, axis=-1, num_outputs=3)
         mixed = made.node(
-            "MultiHeadAttention", parts, f"{n}.heads", domain=MICROSOFT, num_heads=shape.num_attention_heads
+            "MultiHeadAttention", parts, f"{n}.heads", domain=_MICROSOFT, num_heads=shape.num_attention_heads
         )
         x = normed(linear(mixed, f"{n}.mixes", d), x, f"{n}.mixed", f"{n}.middle")
         wide = made.node("Gelu", [linear(x, f"{n}.widens", d)], f"{n}.wide")
@@ -215,3 +221,79 @@ def smaller(arrays: Arrays) -> dict[str, NDArray[Any]]:
             found[name + _SCALE] = scale = np.maximum(np.abs(blocks).max(axis=2), 1e-12) / 127
             found[name] = np.rint(blocks / scale[..., None]).astype(np.int8)
     return found
+
+
+class _Graph:
+    """A graph under construction: each call adds a node or a constant and returns the name of its output.
+
+    It writes protocol buffers, as the package `onnx` would. The numbers are those of the fields in onnx.proto
+    (https://github.com/onnx/onnx/blob/main/onnx/onnx.proto).
+    """
+
+    def __init__(self) -> None:
+        self._nodes: list[bytes] = []
+        self._constants: dict[str, tuple[bytes, memoryview]] = {}  # not copied until the whole file is
+
+    def constant(self, name: str, array: NDArray[Any]) -> str:
+        """A constant array: float32, uint8 or int64."""
+        if name not in self._constants:
+            dims = b"".join(_number(1, size) for size in array.shape)
+            about = dims + _number(2, _TYPES[array.dtype]) + _text(8, name) + _begun(9, array.nbytes)
+            raw = np.ascontiguousarray(array).data.cast("B")
+            self._constants[name] = _begun(5, len(about) + array.nbytes) + about, raw
+        return name
+
+    def node(
+        self, kind: str, inputs: Sequence[str], output: str, *outputs: str, domain: str = "", **attributes: int | float
+    ) -> str:
+        """A node; returns its first output."""
+        names = b"".join([*(_text(1, each) for each in inputs), *(_text(2, each) for each in (output, *outputs))])
+        about = b"".join(_bytes(5, _attribute(name, value)) for name, value in attributes.items())
+        self._nodes.append(_bytes(1, names + _text(4, kind) + about + _text(7, domain)))
+        return output
+
+    def model(self, inputs: Mapping[str, Sequence[str]], outputs: Sequence[str]) -> bytes:
+        """The file, given the inputs by name, each with the names of its axes, and the outputs; all are float32."""
+        shown = b"".join(_bytes(11, _about(name, axes)) for name, axes in inputs.items())
+        given = b"".join(_bytes(12, _about(name, None)) for name in outputs)
+        constants = [part for parts in self._constants.values() for part in parts]
+        graph: list[bytes | memoryview] = [*self._nodes, _text(2, "encoder"), *constants, shown, given]
+        opsets = b"".join(_bytes(8, _text(1, domain) + _number(2, version)) for domain, version in _OPSETS.items())
+        return b"".join([_number(1, _IR_VERSION), _begun(7, sum(map(len, graph))), *graph, opsets])
+
+
+def _about(name: str, axes: Sequence[str] | None) -> bytes:
+    shape = b"" if axes is None else _bytes(2, b"".join(_bytes(1, _text(2, axis)) for axis in axes))
+    return _text(1, name) + _bytes(2, _bytes(1, _number(1, _FLOAT) + shape))
+
+
+def _attribute(name: str, value: int | float) -> bytes:
+    if isinstance(value, float):
+        return _text(1, name) + b"\x15" + struct.pack("<f", value) + _number(20, 1)
+    return _text(1, name) + _number(3, value) + _number(20, 2)
+
+
+def _varint(value: int) -> bytes:
+    value &= (1 << 64) - 1  # a negative number as its two's complement
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    return bytes([*out, value])
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _begun(field: int, length: int) -> bytes:
+    """The header before `length` bytes."""
+    return _varint(field << 3 | 2) + _varint(length)
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _begun(field, len(value)) + value
+
+
+def _text(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode())

@@ -41,7 +41,7 @@ class EmbeddingsFamily(Family):
     name = "embeddings"
     summary = "frozen vectors with trained heads"
     Settings = EmbeddingsSettings
-    encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
+    encoders = ("langchain_rcr.families.encoder:LinearEncoder",) * 3
     numpy_encoders = ("langchain_rcr.families.heads:NumpyLinearEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 20, "lr": 3e-4, "temperature": 5.0},

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.families.bounded import Bounded
-from langchain_rcr.families.encoding import Backbone, BaseEncoder, Features, Vocabulary, check_digest
-
-__all__ = ["Backbone", "Encoder", "Features", "Vocabulary", "check_digest"]
+from langchain_rcr.families.encoding import BaseEncoder
+from langchain_rcr.families.heads import Normal, NumpyLinearEncoder
 
 _ALWAYS_ALLOWED = 1 << 20
 """A new encoder's tensor may have this many numbers whatever the checkpoint holds."""
@@ -83,3 +82,11 @@ class Encoder(BaseEncoder, nn.Module):
                 return super().vectors(features)
         finally:
             self.train(was_training)
+
+
+class LinearEncoder(NumpyLinearEncoder, Encoder):
+    """`NumpyLinearEncoder`, trainable."""
+
+    def _normal(self, seed: int) -> Normal:
+        generator = torch.Generator().manual_seed(seed)
+        return lambda *shape: torch.randn(*shape, generator=generator).numpy()

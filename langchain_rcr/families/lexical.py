@@ -37,7 +37,7 @@ class LexicalFamily(Family):
     name = "lexical"
     summary = "n-gram bags trained from scratch"
     Settings = LexicalSettings
-    encoders = ("langchain_rcr.families.linear:LinearEncoder",) * 3
+    encoders = ("langchain_rcr.families.encoder:LinearEncoder",) * 3
     numpy_encoders = ("langchain_rcr.families.heads:NumpyLinearEncoder",) * 3
     training: ClassVar = {
         "sft": {"epochs": 30, "lr": 1e-3, "temperature": 5.0},

@@ -22,7 +22,8 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.encoder import Backbone, Encoder, check_digest
+from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.encoding import Backbone, check_digest
 from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, Read, model_folder, special_tokens
 from langchain_rcr.families.untrusted import SPECIAL_TOKENS, check_kind, check_saved_model, check_tokenizer, refusing
 

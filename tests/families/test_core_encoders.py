@@ -20,7 +20,7 @@ from langchain_rcr.families.backbone import (
     load_backbone,
     save_backbone,
 )
-from langchain_rcr.families.linear import LinearEncoder
+from langchain_rcr.families.encoder import LinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure.inventory import Inventory
 from langchain_rcr.families.structure.shown import NumpyProgramEncoder

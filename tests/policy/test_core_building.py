@@ -5,7 +5,7 @@ import pytest
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import families, get_family
-from langchain_rcr.families.linear import LinearEncoder
+from langchain_rcr.families.encoder import LinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.policy.triencoder import TriEncoder
 

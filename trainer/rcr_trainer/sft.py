@@ -32,7 +32,8 @@ from torch import Tensor
 
 from langchain_rcr.basics.items import readable
 from langchain_rcr.basics.rows import IntArray
-from langchain_rcr.families.encoder import Encoder, Features
+from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError

@@ -11,7 +11,7 @@ these columns like the others. A noisy-OR over phrases (`cues`) adds words that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
+from langchain_rcr.families.structure.homes import sole_homes
 from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.families.structure.kernel import RIDGE, Views
 
@@ -52,30 +53,37 @@ class Additions(Vocabulary):
 
 
 @dataclass(frozen=True, slots=True)
-class Joined:
-    """Ridge regression over M training questions and A added ones.
+class Grown:
+    """What M training questions and A added ones tell, by ridge regression.
 
     Args:
         landmarks: the training questions.
         inverse: (M + A, M + A) the inverse G of the kernel plus the ridge.
         dual: (M + A, C) weights of the columns, the spare ones last.
         mean: (C,) the prediction where nothing is near.
-        added: the added questions; None: there are none yet.
+        sole: see `sole_homes`.
+        added: the added questions.
+        questions: their texts.
+        has: (A, C) which columns their programs have.
+        labels: which questions need a new label; None: there is none.
     """
 
     landmarks: Views
     inverse: _Floats
     dual: _Floats
     mean: _Floats
-    added: Views | None = None
+    sole: NDArray[np.int64]
+    added: Views
+    questions: Sequence[str]
+    has: _Floats
+    labels: NewLabels | None = None
 
     def likeness(self, views: Views) -> _Floats:
         """(N, M + A)."""
-        near = self.landmarks.likeness(views)
-        return near if self.added is None else np.concatenate([near, self.added.likeness(views)], axis=1)
+        return np.concatenate([self.landmarks.likeness(views), self.added.likeness(views)], axis=1)
 
-    def joined(self, views: Views, targets: _Floats) -> Joined:
-        """The regression with further questions and their columns (a, C), as if all had been fitted at once."""
+    def joined(self, views: Views, questions: Sequence[str], targets: _Floats, vocabulary: NgramVocabulary) -> Grown:
+        """With further questions and their columns (a, C), as if all had been fitted at once."""
         near = self.likeness(views)
         reach = near @ self.inverse
         own = views.likeness(views) + RIDGE * np.eye(len(near), dtype=np.float32)
@@ -84,21 +92,21 @@ class Joined:
         side = -reach.T @ corner
         inverse = np.block([[self.inverse - side @ reach, side], [side.T, corner]])
         dual = np.concatenate([self.dual - reach.T @ new, new])
-        added = views if self.added is None else self.added.followed_by(views)
-        return Joined(self.landmarks, inverse, dual, self.mean, added)
+        sole = sole_homes(self.sole, targets[:, :-SPARE], views.homes)
+        questions, has = [*self.questions, *questions], np.concatenate([self.has, targets])
+        added = self.added.followed_by(views)
+        grown = Grown(self.landmarks, inverse, dual, self.mean, sole, added, questions, has)
+        return replace(grown, labels=NewLabels(grown, vocabulary)) if has[:, -SPARE:].any() else grown
 
 
 class NewLabels:
     """Which questions need labels that appeared after training, by column; fitted on construction.
 
-    Args:
-        joined: the regression with the added questions.
-        targets: (A, SPARE) which spare columns each added program has.
-        questions: the A added questions.
-        vocabulary: the n-grams of training.
+    `vocabulary` has the n-grams of training.
     """
 
-    def __init__(self, joined: Joined, targets: _Floats, questions: Sequence[str], vocabulary: NgramVocabulary) -> None:
+    def __init__(self, joined: Grown, vocabulary: NgramVocabulary) -> None:
+        targets, questions = joined.has[:, -SPARE:], joined.questions
         trained = len(joined.dual) - len(targets)
         every = np.concatenate([np.zeros((trained, SPARE), dtype=np.float32), targets])
         # The leave-one-out prediction for each landmark: y − α / G_ii (`without_folds`).

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from threading import RLock
-from typing import Any, ClassVar, NamedTuple, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,12 +28,11 @@ from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import LANDMARKS, LEAST
-from langchain_rcr.families.structure.additions import MOST, Additions, Joined, NewLabels
+from langchain_rcr.families.structure.additions import MOST, Additions, Grown
 from langchain_rcr.families.structure.checks import check
-from langchain_rcr.families.structure.described import RARITY_OF_DESCRIBED, Descriptions
-from langchain_rcr.families.structure.homes import HOMES, home_hashes, home_rows, sole_homes, useful
+from langchain_rcr.families.structure.homes import HOMES, home_hashes, home_rows, useful
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
-from langchain_rcr.families.structure.kernel import Views, nearest_held_out
+from langchain_rcr.families.structure.kernel import RARITY_OF_DESCRIBED, Descriptions, Views, nearest_held_out
 from langchain_rcr.families.structure.shown import FULL_LENGTH, WORDS, rarity, word_rows
 from langchain_rcr.families.structure.tokens import TokenBags
 
@@ -56,20 +55,6 @@ _SEEN, _SEEN_QUESTIONS = ("learnt", "phrases", "speaks", *_OF_HOMES), ("landmark
 """Attributes that hold what a fit has seen: arrays, and objects of several arrays."""
 _GROWING = RLock()
 logger = logging.getLogger(__name__)
-
-
-class _Grown(NamedTuple):
-    """What is known including the A added examples."""
-
-    regression: Joined
-    labels: NewLabels | None
-    """Which questions need a new label."""
-    questions: Sequence[str]
-    """The A added ones."""
-    has: NDArray[np.float32]
-    """(A, columns + SPARE)."""
-    sole: NDArray[np.int64]
-    """See `sole_homes`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +133,7 @@ class NumpyNeedEncoder(BaseEncoder):
     wording: Any
     homing: Any
     rarity: Any
-    _grown: _Grown | None
+    _grown: Grown | None
     _calibrated: NDArray[np.float32] | None
 
     def __init__(
@@ -311,10 +296,9 @@ class NumpyNeedEncoder(BaseEncoder):
                 kept = self.tensors()
                 raw = likeness @ kept["dual"] + kept["mean"]
         else:
-            joined, labels = grown.regression, grown.labels
-            every = joined.likeness(views)
-            raw, spare = np.split(every @ joined.dual + joined.mean, [-SPARE], axis=1)
-            new = None if labels is None else labels.likelihoods(questions, spare)
+            every = grown.likeness(views)
+            raw, spare = np.split(every @ grown.dual + grown.mean, [-SPARE], axis=1)
+            new = None if grown.labels is None else grown.labels.likelihoods(questions, spare)
             likeness = every[:, : len(self.dual)]
         if raw is not None and self.descriptions.pairs:
             raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
@@ -377,24 +361,21 @@ class NumpyNeedEncoder(BaseEncoder):
         read = self.inventory.rows([item.target for item in unknown], spare=True)
         return [item for item, count in zip(unknown, np.diff(read.starts), strict=True) if count]
 
-    def _with_additions(self) -> _Grown | None:
+    def _with_additions(self) -> Grown | None:
         """The regression with the added questions; None: there are none."""
         if self.additions is not None and self._grown is None:  # after loading, or another fit
             with _GROWING:
                 self._grown = self._joined(None, self.added, self.additions.items)
         return self._grown
 
-    def _joined(self, grown: _Grown | None, views: Views, new: Sequence[Item]) -> _Grown:
+    def _joined(self, grown: Grown | None, views: Views, new: Sequence[Item]) -> Grown:
         """Take further added examples in."""
         targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
         if grown is None:
             kept, inverse = self.tensors(), self.landmarks.inverse().astype(np.float32)
             padded = np.pad(kept["dual"], ((0, 0), (0, SPARE))), np.pad(kept["mean"], (0, SPARE))
-            grown = _Grown(Joined(self.landmarks, inverse, *padded), None, (), targets[:0], self.sole)
-        joined = grown.regression.joined(views, targets)
-        questions, has = [*grown.questions, *(item.source for item in new)], np.concatenate([grown.has, targets])
-        labels = NewLabels(joined, has[:, -SPARE:], questions, self.vocabulary) if has[:, -SPARE:].any() else None
-        return _Grown(joined, labels, questions, has, sole_homes(grown.sole, targets[:, :-SPARE], views.homes))
+            grown = Grown(self.landmarks, inverse, *padded, self.sole, self.views([]), (), targets[:0])
+        return grown.joined(views, [item.source for item in new], targets, self.vocabulary)
 
     def drafted(self, features: Needs, drafts: Sequence[str | None]) -> Needs:
         """See `BaseEncoder.drafted`; a draft that doesn't parse, or has no known structure, changes nothing."""

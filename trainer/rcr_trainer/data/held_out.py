@@ -13,7 +13,7 @@ import numpy as np
 
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.rows import BoolArray, IntArray
-from langchain_rcr.families.encoder import Features
+from langchain_rcr.families.encoding import Features
 from langchain_rcr.families.folds import ALONE, Folds
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec

@@ -29,7 +29,7 @@ from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.encoder import Features
+from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.ranking import blocks
 from langchain_rcr.policy.checkpoint import check_folder

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.basics.rows import IntArray
-from langchain_rcr.families.encoder import Encoder, Features
+from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import Example

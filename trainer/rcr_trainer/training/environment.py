@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.items import readable
 from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.base import PARTS
-from langchain_rcr.families.encoder import Features
+from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.prompt import Request, arranged
