@@ -230,7 +230,7 @@ def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], 
     [
         ("langchain_rcr/pool/examples.py", "from rcr_trainer.data import Example", "serving knows no trainer"),
         ("langchain_rcr/pool/examples.py", "import langchain_core.documents", "LangChain has no business"),
-        ("langchain_rcr/families/lexical.py", "import langchain_core", "LangChain has no business"),
+        ("langchain_rcr/families/embeddings.py", "import langchain_core", "LangChain has no business"),
         ("langchain_rcr/index/memory.py", "from langchain_rcr.retriever import Pick", "down only"),
         ("langchain_rcr/families/state.py", "from ..policy.selection import greedy", "down only"),
         ("langchain_rcr/families/state.py", "from langchain_rcr import TriEncoder", "down only"),

@@ -27,7 +27,7 @@ THIRD_PARTY = ("langchain_core.retrievers", "langchain_core.runnables", "safeten
 REST = (
     "torch._dynamo",  # which the optimisers load
     "langchain_openai",
-    "langchain_rcr.families.lexical",
+    "langchain_rcr.families.embeddings",
     "langchain_rcr.programs.functional",
     "rcr_trainer.evaluation.stage",
     "rcr_trainer.grpo",

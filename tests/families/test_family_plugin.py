@@ -10,7 +10,7 @@ from toys import reseal
 
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families import families, family_names, get_family
-from langchain_rcr.families.lexical import LexicalFamily
+from langchain_rcr.families.embeddings import LexicalFamily
 from langchain_rcr.policy.triencoder import TriEncoder
 
 TOY = '''
@@ -182,7 +182,7 @@ def test_a_checkpoint_names_no_import_path(tmp_path):
     file = tmp_path / "c" / "tri_encoder.json"
     text = file.read_text()
     assert "langchain_rcr.families" not in text
-    file.write_text(text.replace('"lexical"', '"langchain_rcr.families.lexical:LexicalFamily"'))
+    file.write_text(text.replace('"lexical"', '"langchain_rcr.families.embeddings:LexicalFamily"'))
     reseal(tmp_path / "c")
     with pytest.raises(CheckpointError, match="unknown encoder family"):
         TriEncoder.from_pretrained(tmp_path / "c")

@@ -210,7 +210,7 @@ class StructureFamily(Family):
     def held_out(
         self, encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]
     ) -> Needs:
-        """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""
+        """See `Family.held_out`."""
         from langchain_rcr.families.structure.fit import held_out
 
         return held_out(encoder, questions, folds, ways)

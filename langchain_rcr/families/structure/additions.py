@@ -15,10 +15,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows
 from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import cues
@@ -33,7 +32,6 @@ MISSED = 30.0
 """The cost of missing a question that needs a new label, relative to a false alarm. Without the label the answer is
 wrong; an example shown needlessly only takes one of k places. Of 100 test questions of scholar (SQL) that needed one of
 two new labels, 16 and 23 weren't shown it with 3, and 3 and 4 with 30, at the same coverage of the other questions."""
-_Floats = NDArray[np.float32]
 
 
 class Additions(Vocabulary):
@@ -69,20 +67,20 @@ class Grown:
     """
 
     landmarks: Views
-    inverse: _Floats
-    dual: _Floats
-    mean: _Floats
-    sole: NDArray[np.int64]
+    inverse: FloatArray
+    dual: FloatArray
+    mean: FloatArray
+    sole: IntArray
     added: Views
     questions: Sequence[str]
-    has: _Floats
+    has: FloatArray
     labels: NewLabels | None = None
 
-    def likeness(self, views: Views) -> _Floats:
+    def likeness(self, views: Views) -> FloatArray:
         """(N, M + A)."""
         return np.concatenate([self.landmarks.likeness(views), self.added.likeness(views)], axis=1)
 
-    def joined(self, views: Views, questions: Sequence[str], targets: _Floats, vocabulary: NgramVocabulary) -> Grown:
+    def joined(self, views: Views, questions: Sequence[str], targets: FloatArray, vocabulary: NgramVocabulary) -> Grown:
         """With further questions and their columns (a, C), as if all had been fitted at once."""
         near = self.likeness(views)
         reach = near @ self.inverse
@@ -121,10 +119,10 @@ class NewLabels:
         known = cues.incidence(joined.landmarks.bags, column, len(number))
         self.weights = cues.fit(known.above(self._present(questions)), every)
 
-    def likelihoods(self, questions: Sequence[str], predicted: _Floats) -> _Floats:
+    def likelihoods(self, questions: Sequence[str], predicted: FloatArray) -> FloatArray:
         """(N, SPARE) how likely questions need each column, by the kernel (`predicted`) or the phrases: the larger."""
         kernel = (predicted - self.chance) / (1 - self.chance)
-        likely: _Floats = np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
+        likely: FloatArray = np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
         return likely
 
     def _present(self, questions: Sequence[str]) -> SparseRows:
@@ -133,7 +131,7 @@ class NewLabels:
         return cues.incidence(self._phrases.bags([Item(each) for each in questions]), np.arange(count), count)
 
 
-def _threshold(low: _Floats, high: _Floats) -> float:
+def _threshold(low: FloatArray, high: FloatArray) -> float:
     """The value of `low` that, as a threshold, minimises false positives + `MISSED` × misses; 0 if either is empty."""
     if not len(low) or not len(high):
         return 0.0

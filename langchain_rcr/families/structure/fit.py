@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import COST, COST_OF_MANY, cues
 from langchain_rcr.families.structure.homes import home_hashes, learn_homes
@@ -36,18 +37,10 @@ _HAS = 0.5
 """A program has a column if it has at least this share of the column's structures. Programs of the pool have all or
 none, but what is read back from a checkpoint is off by rounding, and shifts once gradient descent has moved the
 weights."""
-_Floats = NDArray[np.float32]
-_Ints = NDArray[np.int64]
 
 
 def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:
-    """Fit E_x to the training questions' programs.
-
-    Args:
-        encoder: fitted in place.
-        questions: the training questions with their programs; those whose program has no column don't become landmarks.
-        seed: of the sample.
-    """
+    """See `Family.fit`; questions whose program has no column don't become landmarks."""
     targets = _learn(encoder, questions, seed)
     mean = targets.mean(axis=0)
     dual = np.linalg.solve(encoder.landmarks.ridged(), targets - mean)
@@ -66,13 +59,13 @@ def begin(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) ->
     encoder.put({"mean": np.full(len(encoder.inventory), _UNKNOWN, dtype=np.float32)})
 
 
-def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _Floats:
+def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> FloatArray:
     """Make landmarks of the questions whose program has a column; returns their columns (M, D)."""
     gold = encoder.inventory.rows([question.target for question in questions])
     if encoder.homes:
         sole, elsewhere = learn_homes(gold, home_hashes([question.home for question in questions]))
         encoder.put({"sole": sole, "elsewhere": np.array(elsewhere, dtype=np.float32)})
-    known: _Ints = np.flatnonzero(np.diff(gold.starts))
+    known: IntArray = np.flatnonzero(np.diff(gold.starts))
     if len(known) > encoder.most:
         rng = np.random.default_rng([seed, 5])
         known = np.sort(rng.choice(known, encoder.most, replace=False))
@@ -81,15 +74,8 @@ def _learn(encoder: NumpyNeedEncoder, questions: Sequence[Item], seed: int) -> _
     return np.asarray(gold.select(known))
 
 
-def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: _Ints) -> Needs:
-    """What E_x would have predicted for questions if it had been fitted without their folds.
-
-    Args:
-        encoder: after `fit`, in this process or before it was saved.
-        questions: any; those that it was not fitted to are featurised as usual.
-        folds: those of the fit.
-        ways: (N,) how each is held out.
-    """
+def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: IntArray) -> Needs:
+    """See `Family.held_out`; questions that E_x was not fitted to are featurised as usual."""
     features = encoder.featurize([question.asked for question in questions])
     landmark = encoder.landmark_of(questions)
     rows = np.flatnonzero(landmark >= 0)
@@ -103,7 +89,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     numbers = folds.of_hashes(encoder.learnt[: len(dual)].tolist())
 
     @cache
-    def by_phrases(way: int) -> _Floats:
+    def by_phrases(way: int) -> FloatArray:
         """(M, C) likelihoods for the landmarks, by phrases refitted without each fold."""
         likely, fold = np.zeros(small.shape, dtype=np.float32), _numbered(numbers[:, way])
         for number in track(range(fold.max() + 1), "leaving out each fold"):
@@ -125,14 +111,16 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     return replace(features, local=local, raw=raw)
 
 
-def _numbered(folds: _Ints) -> _Ints:
+def _numbered(folds: IntArray) -> IntArray:
     """The folds renumbered from 0 without gaps; −1 stays."""
     numbered = np.full(len(folds), -1)
     numbered[folds >= 0] = np.unique(folds[folds >= 0], return_inverse=True)[1]
     return numbered
 
 
-def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: _Floats, fold: _Ints) -> _Floats:
+def without_folds(
+    inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: FloatArray, fold: IntArray
+) -> FloatArray:
     """What ridge regression predicts for every row without its fold, (M, D); 0 for rows in no fold.
 
     With G = (K + ρI)⁻¹ and α = G(Y − μ), the predictions for fold b are Y_b − G_bb⁻¹ α_b; μ stays.
@@ -150,7 +138,7 @@ def without_folds(inverse: NDArray[np.float64], dual: NDArray[np.float64], targe
     return raw
 
 
-def _weigh(encoder: NumpyNeedEncoder, targets: _Floats) -> None:
+def _weigh(encoder: NumpyNeedEncoder, targets: FloatArray) -> None:
     """Set what each structure is worth: more for fewer nodes and for fewer programs that have it."""
     share = (targets > 0).mean(axis=0)[encoder.inventory.owner]
     idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # structures of all programs are worth a little too
