@@ -80,7 +80,16 @@ class OnnxBackbone(PretrainedBackbone):
 
     @cached_property
     def _session(self) -> Any:
-        return _session(bert.graph(self._shape, self._arrays))
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1  # many questions at once, each in one thread
+        options.enable_cpu_mem_arena = False
+        graph = bert.graph(self._shape, self._arrays)
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+        session.disable_fallback()  # falling back to another device needs the file kept in memory
+        session.__dict__.pop("_model_bytes", None)
+        return session
 
     @cached_property
     def _tokenizer(self) -> tuple[Any, frozenset[int | None]]:
@@ -130,15 +139,3 @@ class OnnxBackbone(PretrainedBackbone):
         write_text(folder / "tokenizer.json", json.dumps(tokenizer, ensure_ascii=False))
         kept = {name: self._settings[name] for name in LIMITS if name in self._settings}
         write_json(folder / "tokenizer_config.json", kept | special_tokens(self._settings))
-
-
-def _session(model: bytes) -> Any:
-    import onnxruntime
-
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = options.inter_op_num_threads = 1  # many questions at once, each in one thread
-    options.enable_cpu_mem_arena = False
-    session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-    session.disable_fallback()  # falling back to another device needs the file kept in memory
-    session.__dict__.pop("_model_bytes", None)
-    return session

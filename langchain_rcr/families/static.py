@@ -71,7 +71,10 @@ class StaticBackbone(LocalBackbone):
                 matrix = file.get_tensor(min(found, key=len)).astype(np.float32)
             value = read_json(tokenizer, ("model",)) | {"padding": None, "truncation": None}
             check_tokenizer(value, len(matrix))
-        return cls(_principal(matrix).astype(np.float16), json.dumps(value, ensure_ascii=False), max_length=max_length)
+        centred = matrix - matrix.mean(axis=0)
+        directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :_DIM]  # the first principal components
+        tokens = (centred @ directions).astype(np.float16)
+        return cls(tokens, json.dumps(value, ensure_ascii=False), max_length=max_length)
 
     def read(self, texts: Sequence[str]) -> Read:
         """See `LocalBackbone.read`."""
@@ -108,11 +111,3 @@ def _file(folder: str, name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     return Path(hf_hub_download(folder, name))
-
-
-def _principal(matrix: NDArray[np.float32]) -> NDArray[np.float32]:
-    """(V, d) the first `_DIM` principal components of the rows of a matrix (V, D)."""
-    centred = matrix - matrix.mean(axis=0)
-    directions = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :_DIM]
-    found: NDArray[np.float32] = centred @ directions
-    return found

@@ -77,10 +77,30 @@ def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
 
 
 def check_saved_model(folder: Path) -> None:
-    """Raise a `CheckpointError` if transformers could do more with a checkpoint's model than open a text encoder."""
+    """Raise a `CheckpointError` if transformers could do more with a checkpoint's model than open a text encoder.
+
+    It also refuses a model that would take much more memory than its weights.
+    """
+    import torch
+    from transformers import AutoConfig, AutoModel
+
+    from langchain_rcr.families.bounded import Bounded
+
     config = check_saved_files(folder)
     with refusing(f"{folder}", CheckpointError):
-        _check_size(folder, config)
+        with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="np") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
+        sizes = [math.prod(shape) for shape in shapes]
+        sides = (side for shape, size in zip(shapes, sizes, strict=True) if size for side in shape)
+        largest = max([_PLAIN_SIZE, *sides])
+        for key, number in _entries(config):
+            if isinstance(number, int) and not _at_most(abs(number), largest):
+                raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
+        with refusing("config.json"), Bounded(_UNSAVED, 10_000 + 200 * len(sizes)), torch.device("meta"):
+            model = AutoModel.from_config(AutoConfig.for_model(**config))
+        described, saved = sum(parameter.numel() for parameter in model.parameters()), sum(sizes)
+        if described > 2 * saved + _UNSAVED:  # tied weights are saved once
+            raise InputError(f"config.json describes a model of {described:,} numbers, and its weights have {saved:,}")
 
 
 def check_saved_files(folder: Path) -> dict[str, Any]:
@@ -139,27 +159,6 @@ def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
         raise InputError("tokenizer.json adds a token without text")
     if model.get("dropout") or not _at_most(model.get("max_input_chars_per_word", 0), _MAX_WORD_LENGTH):
         raise InputError("tokenizer.json has a model with dropout, or that cuts words of any length")
-
-
-def _check_size(folder: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a model that would take much more memory than its weights."""
-    with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="np") as file:
-        shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
-    sizes = [math.prod(shape) for shape in shapes]
-    largest = max([_PLAIN_SIZE, *(side for shape, size in zip(shapes, sizes, strict=True) if size for side in shape)])
-    for key, number in _entries(config):
-        if isinstance(number, int) and not _at_most(abs(number), largest):
-            raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
-    import torch
-    from transformers import AutoConfig, AutoModel
-
-    from langchain_rcr.families.bounded import Bounded
-
-    with refusing("config.json"), Bounded(_UNSAVED, 10_000 + 200 * len(sizes)), torch.device("meta"):
-        model = AutoModel.from_config(AutoConfig.for_model(**config))
-    described = sum(parameter.numel() for parameter in model.parameters())
-    if described > 2 * sum(sizes) + _UNSAVED:  # tied weights are saved once
-        raise InputError(f"config.json describes a model of {described:,} numbers, and its weights have {sum(sizes):,}")
 
 
 def _check_growth(parts: list[Any]) -> None:

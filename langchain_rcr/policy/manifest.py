@@ -7,9 +7,9 @@ imported, fetched or opened outside its folder (SECURITY.md).
 
 from __future__ import annotations
 
-import hashlib
 import os
 from fnmatch import fnmatch
+from hashlib import file_digest
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ def seal(folder: Path) -> None:
     known = _listed(folder) if (folder / MANIFEST).is_file() else {}
     for name in sorted(_present(folder) - known.keys()):
         with (folder / name).open("rb") as file:
-            known[name] = {"size": os.fstat(file.fileno()).st_size, "sha256": _sha256(file)}
+            known[name] = {"size": os.fstat(file.fileno()).st_size, "sha256": file_digest(file, "sha256").hexdigest()}
     write_json(folder / MANIFEST, {"files": dict(sorted(known.items()))})
 
 
@@ -59,7 +59,7 @@ def verify(folder: Path, *, pool: bool = False) -> None:
             with file.open("rb") as opened:
                 found: dict[str, Any] = {"size": os.fstat(opened.fileno()).st_size}
                 if found["size"] == about["size"]:
-                    found |= {"sha256": _sha256(opened)}
+                    found |= {"sha256": file_digest(opened, "sha256").hexdigest()}
         except OSError as error:
             raise CheckpointError(f"{file} can't be read: {error.strerror}") from None
         if found != about:
@@ -104,7 +104,3 @@ def _present(folder: Path) -> set[str]:
         links = [name for name in folders if Path(at, name).is_symlink()]
         found |= {Path(at, name).relative_to(folder).as_posix() for name in [*files, *links] if name[0] != "."}
     return found - {MANIFEST, CARD}
-
-
-def _sha256(file: Any) -> str:
-    return hashlib.file_digest(file, "sha256").hexdigest()

@@ -189,10 +189,6 @@ class Prompt(Section):
         return self.model_copy(update=own | {"others": {}}) if self.others else self
 
     @property
-    def _before_others(self) -> str:
-        return self.others.get("example", "")
-
-    @property
     def variables(self) -> list[str]:
         """The other fields of a question that it shows, sorted."""
         others = self.elsewhere
@@ -211,7 +207,7 @@ class Prompt(Section):
 
         Stopping at a line break would cut off a model's reasoning or a program of several lines.
         """
-        labels = (self.labels[0], self._before_others.partition("{schema}")[0].strip())
+        labels = (self.labels[0], self.others.get("example", "").partition("{schema}")[0].strip())
         return tuple(f"\n{label}" for label in labels if label)
 
     @property
@@ -232,8 +228,9 @@ class Prompt(Section):
 
         Each of the `shown` examples gets an equal share of the characters in `schema_budget`.
         """
-        read = tables_read(schema, program, self.schema_budget // shown) if self._before_others else ""
-        return f"{self._before_others.format(schema=read)}\n" if read else ""
+        before = self.others.get("example", "")
+        read = tables_read(schema, program, self.schema_budget // shown) if before else ""
+        return f"{before.format(schema=read)}\n" if read else ""
 
     def text(self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None = None) -> str:
         """The whole as one text, without `system`; an `InputError` if the question's `fields` lack one."""
