@@ -66,12 +66,7 @@ class TransformerBackbone(PretrainedBackbone):
         self._encoder.text.save(folder)
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:
-        """The model for ONNX Runtime, to be stored in a checkpoint.
-
-        Raises:
-            InputError: its architecture can't be given to ONNX Runtime.
-            MissingExtraError: onnxruntime is not installed.
-        """
+        """The model for ONNX Runtime, to be stored in a checkpoint; an `InputError` if it isn't a BERT."""
         with TemporaryDirectory() as folder:
             self.save(Path(folder) / "model")
             read = OnnxBackbone(str(Path(folder) / "model"), pooling=self.pooling, max_length=self.max_length)
@@ -156,13 +151,10 @@ def open_backbone(
 
 
 def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbone | OnnxBackbone:
-    """A pretrained model, frozen.
+    """A pretrained model, frozen; for the options see `PooledTransformer`.
 
-    Args:
-        base: its name or folder.
-        torch: True: torch, if installed; False: ONNX Runtime; None: ONNX Runtime, which starts in a tenth of the time,
-            if it is installed and the model has BERT's architecture.
-        **options: see `PooledTransformer`.
+    It is read by torch, if installed (`torch` True); by ONNX Runtime (False); or by ONNX Runtime, which starts in a
+    tenth of the time, if that is installed and the model has BERT's architecture (None).
     """
     there = installed("torch") and installed("transformers")
     if not there or (not torch and (torch is False or installed("onnxruntime"))):

@@ -70,7 +70,8 @@ class PretrainedBackbone(LocalBackbone):
         """For pickling: a model from an installed package is reopened, not pickled."""
         if not self.base.startswith("package:"):
             return super().__reduce__()
-        return partial(type(self), pooling=self.pooling, max_length=self.max_length), (self.base,)
+        kind: Any = type(self)
+        return partial(kind, pooling=self.pooling, max_length=self.max_length), (self.base,)
 
 
 def model_folder(base: str) -> str:

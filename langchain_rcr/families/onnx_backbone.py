@@ -35,17 +35,9 @@ from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer,
 
 
 class OnnxBackbone(PretrainedBackbone):
-    """A frozen BERT, like `TransformerBackbone`; reads each text by itself, so that its vectors are always the same.
+    """A frozen BERT from a local folder or `package:NAME`; for the arguments see `PooledTransformer`.
 
-    Args:
-        base: a local folder or `package:NAME`.
-        pooling: see `PooledTransformer`, as for the others.
-        max_length: tokens read of a text.
-        saved: whether the folder is part of a checkpoint.
-
-    Raises:
-        InputError: the model can't be read.
-        MissingExtraError: onnxruntime is not installed.
+    It reads each text by itself, so that its vectors are always the same.
     """
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:

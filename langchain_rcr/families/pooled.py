@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Self, get_args
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors import safe_open
 from torch import Tensor, nn
 
 from langchain_rcr.basics.files import digest, read_json, write_json
@@ -22,12 +24,23 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.encoder import Encoder
+from langchain_rcr.families.encoder import Bounded, Encoder
 from langchain_rcr.families.encoding import Backbone, check_digest
 from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, Read, model_folder, special_tokens
-from langchain_rcr.families.untrusted import SPECIAL_TOKENS, check_kind, check_saved_model, check_tokenizer, refusing
+from langchain_rcr.families.untrusted import (
+    SPECIAL_TOKENS,
+    check_kind,
+    check_saved_files,
+    check_tokenizer,
+    entries,
+    refusing,
+)
 
 _LOADING = Lock()
+_PLAIN_SIZE = 1 << 20
+"""Numbers in a configuration up to this need no justification; larger ones must be a size of the model's tensors."""
+_UNSAVED = 1 << 20
+"""How many numbers a model may hold besides its saved ones, such as positions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +72,30 @@ def undisturbed() -> Iterator[None]:
                 logging.enable_progress_bar()
 
 
+def _check_saved_model(folder: Path) -> None:
+    """Raise a `CheckpointError` if transformers could do more with a checkpoint's model than open a text encoder.
+
+    It also refuses a model that would take much more memory than its weights.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    config = check_saved_files(folder)
+    with refusing(f"{folder}", CheckpointError):
+        with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="np") as file:
+            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
+        sizes = [math.prod(shape) for shape in shapes]
+        sides = (side for shape, size in zip(shapes, sizes, strict=True) if size for side in shape)
+        largest = max([_PLAIN_SIZE, *sides])
+        for key, number in entries(config):
+            if isinstance(number, int) and abs(number) > largest:
+                raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
+        with refusing("config.json"), Bounded(_UNSAVED, 10_000 + 200 * len(sizes)), torch.device("meta"):
+            model = AutoModel.from_config(AutoConfig.for_model(**config))
+        described, saved = sum(parameter.numel() for parameter in model.parameters()), sum(sizes)
+        if described > 2 * saved + _UNSAVED:  # tied weights are saved once
+            raise InputError(f"config.json describes a model of {described:,} numbers, and its weights have {saved:,}")
+
+
 def _saved_tokenizer(folder: Path) -> Any:
     """The tokenizer in a checkpoint; only the settings that `PooledTransformer.save` writes count."""
     from transformers import PreTrainedTokenizerFast
@@ -76,7 +113,7 @@ class PooledTransformer(nn.Module):
         base: hub name, local folder or `package:NAME`.
         pooling: mean over the tokens, or the first token's vector.
         max_length: tokens read of a text; the rest is cut off.
-        saved: whether the folder is part of a checkpoint, which anybody may have written (`check_saved_model`).
+        saved: whether the folder is part of a checkpoint, which anybody may have written (`_check_saved_model`).
 
     Raises:
         InputError: the model can't be loaded.
@@ -95,7 +132,7 @@ class PooledTransformer(nn.Module):
             from transformers import AutoModel, AutoTokenizer
 
             if saved:
-                check_saved_model(Path(folder))
+                _check_saved_model(Path(folder))
                 self.tokenizer: Any = _saved_tokenizer(Path(folder))
             else:
                 self.tokenizer = AutoTokenizer.from_pretrained(folder, **options)
@@ -130,7 +167,7 @@ class PooledTransformer(nn.Module):
         return digest([sorted(self.tokenizer.get_vocab().items()), probe])
 
     def check_storable(self) -> None:
-        """Raise an `InputError` if `check_saved_model` would refuse what `save` writes."""
+        """Raise an `InputError` if `_check_saved_model` would refuse what `save` writes."""
         with refusing(f"model '{self.base}' can't be kept in a checkpoint"):
             if not self.tokenizer.is_fast:
                 raise InputError("its tokenizer has no tokenizer.json")
@@ -144,7 +181,7 @@ class PooledTransformer(nn.Module):
         """Write model and tokenizer as `AutoModel.from_pretrained` opens them."""
         self.check_storable()
         with undisturbed():
-            self.model.save_pretrained(folder, max_shard_size="1TB")  # one file, see `check_saved_model`
+            self.model.save_pretrained(folder, max_shard_size="1TB")  # one file, see `_check_saved_model`
         self.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
         tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if name in SPECIAL_TOKENS}
         limits = {name: getattr(self.tokenizer, name) for name in LIMITS}

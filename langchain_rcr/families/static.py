@@ -53,14 +53,9 @@ class StaticBackbone(LocalBackbone):
 
     @classmethod
     def of(cls, base: str, *, max_length: int = 256) -> Self:
-        """Take the input embeddings out of a pretrained model.
+        """Take the input embeddings out of a pretrained model: `package:NAME`, a local folder, or a name on the hub.
 
-        Args:
-            base: `package:NAME`, a local folder, or a name on the Hugging Face hub.
-            max_length: see the class.
-
-        Raises:
-            InputError: the model can't be found, has no tokenizer.json, or has no input embeddings under a known name.
+        An `InputError` if it can't be found, or has no tokenizer.json or no input embeddings under a known name.
         """
         with refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
             weights, tokenizer = (_file(model_folder(base), name) for name in ("model.safetensors", "tokenizer.json"))

@@ -8,14 +8,11 @@ parts that a text encoder needs, in sizes that match the checkpoint's own tensor
 from __future__ import annotations
 
 import base64
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
-
-from safetensors import safe_open
 
 from langchain_rcr.basics.files import read_json
 from langchain_rcr.basics.section import show
@@ -54,10 +51,6 @@ _MAX_FORM_BYTES = 128
 """Bytes of the longest normal form of a character; Unicode's longest has 33."""
 _MAX_WORD_LENGTH = 1000
 """Characters of a word that WordPiece splits, in quadratic time."""
-_PLAIN_SIZE = 1 << 20
-"""Numbers in a configuration up to this need no justification; larger ones must be a size of the model's tensors."""
-_UNSAVED = 1 << 20
-"""How many numbers a model may hold besides its saved ones, such as positions."""
 
 
 @contextmanager
@@ -76,33 +69,6 @@ def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
         raise kind(f"{what}: {why[:300]}") from error
 
 
-def check_saved_model(folder: Path) -> None:
-    """Raise a `CheckpointError` if transformers could do more with a checkpoint's model than open a text encoder.
-
-    It also refuses a model that would take much more memory than its weights.
-    """
-    import torch
-    from transformers import AutoConfig, AutoModel
-
-    from langchain_rcr.families.bounded import Bounded
-
-    config = check_saved_files(folder)
-    with refusing(f"{folder}", CheckpointError):
-        with refusing("model.safetensors"), safe_open(folder / "model.safetensors", framework="np") as file:
-            shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118 - not a dict
-        sizes = [math.prod(shape) for shape in shapes]
-        sides = (side for shape, size in zip(shapes, sizes, strict=True) if size for side in shape)
-        largest = max([_PLAIN_SIZE, *sides])
-        for key, number in _entries(config):
-            if isinstance(number, int) and not _at_most(abs(number), largest):
-                raise InputError(f"config.json: {key} = {show(number)} doesn't fit the weights beside it")
-        with refusing("config.json"), Bounded(_UNSAVED, 10_000 + 200 * len(sizes)), torch.device("meta"):
-            model = AutoModel.from_config(AutoConfig.for_model(**config))
-        described, saved = sum(parameter.numel() for parameter in model.parameters()), sum(sizes)
-        if described > 2 * saved + _UNSAVED:  # tied weights are saved once
-            raise InputError(f"config.json describes a model of {described:,} numbers, and its weights have {saved:,}")
-
-
 def check_saved_files(folder: Path) -> dict[str, Any]:
     """The config.json of a checkpoint's model; a `CheckpointError` if it or the tokenizer's files could do more."""
     for name in ("adapter_config.json", "model.safetensors.index.json"):
@@ -113,7 +79,7 @@ def check_saved_files(folder: Path) -> dict[str, Any]:
     config = read_json(folder / "config.json", ("model_type", "vocab_size"))
     own = read_json(folder / "tokenizer_config.json", ())
     for name, value in (("config.json", config), ("tokenizer_config.json", own)):
-        for key, inner in _entries(value):
+        for key, inner in entries(value):
             if inner and (key in _REACHING or str(key).endswith("_file")):
                 raise CheckpointError(f"{folder / name} has '{key}': {show(inner)}, which a checkpoint may not name")
     tokenizer = read_json(folder / "tokenizer.json", ("model",))
@@ -125,7 +91,7 @@ def check_saved_files(folder: Path) -> dict[str, Any]:
 
 def check_kind(config: Mapping[str, Any]) -> None:
     """Raise an `InputError` unless a model's config.json, nested ones included, describes a text encoder."""
-    for key, kind in _entries(config):
+    for key, kind in entries(config):
         if key == "model_type" and kind not in TEXT_ENCODERS:
             known = ", ".join(sorted(TEXT_ENCODERS))
             raise InputError(f"model_type {show(kind)} is no text encoder that a checkpoint can hold (known: {known})")
@@ -198,7 +164,7 @@ def _flat(part: Any) -> Iterator[Any]:
             yield part
 
 
-def _entries(value: Any) -> Iterator[tuple[Any, Any]]:
+def entries(value: Any) -> Iterator[tuple[Any, Any]]:
     """All keys of a JSON value with their values, at any depth."""
     found = [value]
     while found:

@@ -52,14 +52,10 @@ The examples in `pool.jsonl`, where there is one, are picked from; pass `example
 
 
 def fetched(where: str | os.PathLike[str]) -> Path:
-    """The local folder of a checkpoint, downloaded to the hub's cache if need be.
+    """The local folder of a checkpoint, downloaded to the hub's cache if need be, or a `CheckpointError`.
 
-    Args:
-        where: a path; or `hub:ORG/NAME` or `hub:ORG/NAME@REVISION` (a branch, a tag or a commit). With HF_HUB_OFFLINE
-            only the cache is searched.
-
-    Raises:
-        CheckpointError: there is no such name, or it can't be downloaded.
+    It is a path, `hub:ORG/NAME` or `hub:ORG/NAME@REVISION` (a branch, a tag or a commit). With HF_HUB_OFFLINE only the
+    cache is searched.
     """
     if not isinstance(where, str) or not where.startswith(PREFIX):
         try:

@@ -123,13 +123,8 @@ def without_folds(
 ) -> FloatArray:
     """What ridge regression predicts for every row without its fold, (M, D); 0 for rows in no fold.
 
-    With G = (K + ρI)⁻¹ and α = G(Y − μ), the predictions for fold b are Y_b − G_bb⁻¹ α_b; μ stays.
-
-    Args:
-        inverse: G (M, M).
-        dual: α (M, D).
-        targets: Y (M, D).
-        fold: (M,) from 0; −1: in none.
+    With G = (K + ρI)⁻¹ (M, M), `inverse`, and α = G(Y − μ) (M, D), `dual`, the predictions for fold b are
+    Y_b − G_bb⁻¹ α_b; μ stays. Folds are numbered from 0; −1: in none.
     """
     raw = np.zeros_like(targets)
     for number in track(range(fold.max(initial=-1) + 1), "predicting without each fold"):

@@ -39,24 +39,17 @@ def home_hashes(homes: Sequence[str]) -> NDArray[np.int64]:
 def sole_homes(known: NDArray[np.int64], has: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.int64]:
     """(C,) the hash of the only home whose programs have each column; 0 if several or none have it.
 
-    Args:
-        known: (C,) the same without these programs.
-        has: (N, C) which columns they have.
-        homes: (N,) hashes of their homes.
+    `known` (C,) is the same without these programs, which have columns (N, C) and hashes of homes (N,).
     """
     others: NDArray[np.bool_] = ((has > 0) & (homes[:, None] != known)).any(axis=0)
     return np.where(others, 0, known)
 
 
 def learn_homes(has: SparseRows, homes: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
-    """`sole_homes` of all programs, and the weight of a column with a single home for questions of other homes.
+    """`sole_homes` of all programs (N, C), and the weight of a column with one home for questions of other homes.
 
     The weight is how often a home has a column that one other home has, relative to a column that several others have:
     a few hundredths where databases share no table, nearly 1 where homes share everything.
-
-    Args:
-        has: (N, C) which columns the programs have.
-        homes: (N,) hashes of their homes.
     """
     every, numbers = np.unique(homes, return_inverse=True)
     count, width = len(every), has.dim
