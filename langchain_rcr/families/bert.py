@@ -124,18 +124,21 @@ def check(shape: Shape, arrays: Arrays) -> None:
     """Raise an `InputError` unless these are the arrays of a graph of this shape, in float32 or int8."""
     if shape.num_hidden_layers > len(arrays):
         raise InputError(f"config.json has {shape.num_hidden_layers} layers, model.safetensors {len(arrays)} arrays")
-    sizes: dict[str, tuple[int, ...]] = {"words": (shape.vocab_size, shape.hidden_size)}
+    sizes: dict[str, tuple[int, ...]] = {"positions": (shape.max_position_embeddings, shape.hidden_size)}
+    matrices: dict[str, tuple[int, ...]] = {"words": (shape.vocab_size, shape.hidden_size)}
     for to, names, (side, *rows) in _parts(shape):
         columns = side * len(names)
-        sizes[to if rows else f"{to}.weight"] = (*rows, columns)
         sizes[f"{to}.bias"] = (columns,)
-    matrices = [name for name, size in sizes.items() if len(size) > 1]
+        if rows:
+            matrices[to] = rows[0], columns
+        else:
+            sizes[f"{to}.weight"] = (columns,)
     small = {name for name in matrices if name in arrays and arrays[name].dtype == np.int8}
     for name in small:
-        lines, summed = sizes[name] if name == "words" else sizes[name][::-1]
+        lines, summed = matrices[name] if name == "words" else matrices[name][::-1]
         blocks = -(-summed // BLOCK)
-        sizes[name], sizes[name + _SCALE] = (lines, blocks, BLOCK), (lines, blocks)
-    sizes["positions"] = shape.max_position_embeddings, shape.hidden_size
+        matrices[name], sizes[name + _SCALE] = (lines, blocks, BLOCK), (lines, blocks)
+    sizes |= matrices
     if strange := sizes.keys() ^ arrays.keys():
         raise InputError(f"model.safetensors: {show(min(strange))} is missing, or should not be there")
     for name, size in sizes.items():
