@@ -185,12 +185,23 @@ class ExampleStore:
         replace: bool = False,
         refit: bool = False,
     ) -> list[str]:
-        """Encode examples (only these) and add them; returns their ids. The next query can pick them.
+        """Encode examples (only these) and add them; the next query can pick them.
 
-        The encoder learns what their questions need, for all stores that share it (`TriEncoder.grow`). With `replace`,
-        examples with known ids replace the old ones. With `refit`, it fits anew in the background once that is worth
-        its time; this has no effect for an engine outside this process, or after such a fit has failed. For errors see
-        `ExamplePool` and `CandidateIndex.add`; then nothing was added.
+        The encoder learns what their questions need, for all stores that share it (`TriEncoder.grow`).
+
+        Args:
+            examples: mappings with the two keys, and any other fields.
+            ids: one for each; None for random ones.
+            replace: whether an example with a known id replaces the old one.
+            refit: whether to `refit` in the background once it is worth its time; has no effect for an engine outside
+                this process, or after such a fit has failed.
+
+        Returns:
+            Their ids.
+
+        Raises:
+            PoolError: an example or an id can't enter the pool; then nothing was added.
+            InputError: there are more or fewer ids than examples.
         """
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
@@ -210,7 +221,11 @@ class ExampleStore:
         return list(pool.ids)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete examples, so that no query that begins later can pick them; see `Lifecycle.delete`."""
+        """Delete examples; no query that begins later can pick them. Unknown ids are ignored.
+
+        Returns:
+            How many there were.
+        """
         if isinstance(ids, str):
             raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
         if not isinstance(ids, Iterable):
@@ -229,11 +244,18 @@ class ExampleStore:
             self._stale = self.encoder.query.stale or (self.encoder.is_fallback and self.index.count() >= FEWEST)
         return self._stale
 
-    def refit(self, index: CandidateIndex | None = None) -> None:
+    def refit(self, index: CandidateIndex | None = None, *, seed: int = 0) -> None:
         """Fit the encoder anew to all examples, then replace it and their vectors at one moment.
 
-        Until then questions are answered as before, and what is added or deleted meanwhile isn't lost. The vectors go
-        into `index`, an empty engine; None: a new one of the same kind, if in this process. See `Lifecycle.refit`.
+        Until then questions are answered as before, and what is added or deleted meanwhile isn't lost.
+
+        Args:
+            index: an empty engine for the vectors; None: a new one of the same kind, if in this process.
+            seed: of the random parts.
+
+        Raises:
+            InputError: the engine is outside this process and no other was given, or the family isn't fitted to
+                examples.
         """
         with self._refitting:
             before, began = self.now, time.monotonic()
@@ -246,7 +268,7 @@ class ExampleStore:
                 index = before.engine.emptied()
             old = {row.id: row for row in before.engine.rows()}
             pool = self.schema.extended([row.example for row in old.values()], [*old])
-            fresh = ExampleStore(before.encoder.refitted(pool.items(before.encoder.prefer)), pool, index)
+            fresh = ExampleStore(before.encoder.refitted(pool.items(before.encoder.prefer), seed=seed), pool, index)
             with self._changing:
                 new = {row.id: row for row in before.engine.rows()}
                 late = {one: row.example for one, row in new.items() if one not in old or row != old[one]}
@@ -264,7 +286,19 @@ class ExampleStore:
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        """Write a checkpoint folder, with a retriever's own fields as JSON values; see `Lifecycle.save`."""
+        """Write encoder, examples and vectors as one checkpoint folder, atomically.
+
+        If an engine keeps the pool elsewhere, the folder holds no examples.
+
+        Args:
+            folder: where.
+            fields: the retriever's own, as JSON values.
+            runtime: see `TriEncoder.save_pretrained`.
+
+        Raises:
+            InputError: the folder can't be written, or holds files that aren't a checkpoint's.
+            PoolError: an example has a field that JSON can't hold as it is.
+        """
         now = self.now
         check_folder(Path(folder))
         with atomic_directory(folder) as path:
