@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+import weakref
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from rcr_trainer import baselines
-from rcr_trainer.baselines.base import Baseline, Resources, TradeOff
+from rcr_trainer.baselines.base import Baseline, Resources, TradeOff, top_k
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.data import Example
 from rcr_trainer.evaluation.harness import evaluate
@@ -146,8 +148,8 @@ class Longest(DenseSelector):
         self.power = power
         super().__init__(examples, **options)
 
-    def _scorer_of(self, queries):
-        return lambda block: np.array([[len(text) ** self.power for text in self._questions]] * len(queries[block]))
+    def _pick(self, queries, k, excluded):
+        return top_k(np.array([[len(text) ** self.power for text in self._questions]] * len(queries)), k, excluded)
 
 
 def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch, tmp_path):
@@ -242,6 +244,41 @@ def test_exclusion_follows_the_queries_that_count():
     sources, targets = [q.source for q in QUERIES[:2]], [q.target for q in QUERIES[:2]]
     assert seen[0] == (sources, [[1], [2]], targets)
     assert seen[1] == (sources[:1], [[1]], targets[:1])
+
+
+class Fresh(list):
+    """What one query may not pick."""
+
+
+class Lazy(Sequence):
+    """Made anew whenever it is read; says how many of them there ever were at once."""
+
+    def __init__(self, count):
+        self.count, self.most, self._made = count, 0, []
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, at):
+        own = Fresh([int(at), int(at) + 1])
+        self._made.append(weakref.ref(own))
+        self.most = max(self.most, sum(each() is not None for each in self._made))
+        return own
+
+
+def test_what_is_barred_is_read_a_block_of_queries_at_a_time(monkeypatch):
+    """With groups, most of the pool is barred for every query: all at once, that may fill the memory."""
+    plain, lists = plain_selectors(POOL, NO_EMBEDDINGS, names=["bm25", "oracle"]), [[i, i + 1] for i in range(10)]
+    whole, choice = run(plain, exclude=lists), chosen("mmr", exclude=lists)
+    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 3 * len(POOL))
+    monkeypatch.setattr("rcr_trainer.evaluation.harness.LATENCY_BATCH", 3)
+    barred = Lazy(10)
+    report = run(plain, exclude=barred)
+    assert {name: own.coverage for name, own in report.selectors.items()} == {
+        name: own.coverage for name, own in whole.selectors.items()
+    }
+    assert chosen("mmr", exclude=barred) == choice
+    assert barred.most == 3
 
 
 def test_more_picks_than_the_pool_has_are_refused():

@@ -43,30 +43,19 @@ _MISSING = {
 
 @dataclass(frozen=True)
 class Resources:
-    """What baselines may need besides the pool.
+    """What baselines may need besides the pool."""
 
-    Args:
-        spec: how programs are read.
-        seed: of random draws.
-        embed: embeds questions: each distinct one of the pool once, and every query.
-        embed_tokens: embeds their tokens.
-        score: the scoring language model.
-        policy: builds untrained text encoders from the pool's items.
-        learning: how those are trained.
-        encode: opens a pretrained model, given the selector's name and the model's.
-        prompt: how the scoring language model is asked.
-        schemas: the schema of a query's database, by the query's text, where known; examples carry their own.
-    """
-
-    spec: ProgramSpec = field(default_factory=ProgramSpec)
-    seed: int = 0
-    embed: Embed | None = None
-    embed_tokens: EmbedTokens | None = None
-    score: Scorer | None = None
-    policy: Callable[[Sequence[Item]], TriEncoder] | None = None
-    learning: LearnedSettings = field(default_factory=LearnedSettings)
+    spec: ProgramSpec = field(default_factory=ProgramSpec)  # how programs are read
+    seed: int = 0  # of random draws
+    embed: Embed | None = None  # embeds questions: each distinct one of the pool once, and every query
+    embed_tokens: EmbedTokens | None = None  # embeds their tokens
+    score: Scorer | None = None  # the scoring language model
+    policy: Callable[[Sequence[Item]], TriEncoder] | None = None  # builds untrained text encoders from the pool's items
+    learning: LearnedSettings = field(default_factory=LearnedSettings)  # how those are trained
+    # Opens a pretrained model, given the selector's name and the model's.
     encode: Callable[[str, str], Embed] | None = None
-    prompt: Prompt = APPENDIX_D
+    prompt: Prompt = APPENDIX_D  # how the scoring language model is asked
+    # The schema of a query's database, by the query's text, where known; examples carry their own.
     schemas: Mapping[str, str] = field(default_factory=dict)
 
     def missing(self, baseline: type[Baseline]) -> str:
@@ -184,27 +173,24 @@ class Baseline(BaseExampleSelector, ABC):
             raise InputError(f"the {self.name} selector needs the queries' gold programs (references)")
         with self._lock:
             excluded = checked_exclude(exclude, len(queries), len(self.examples), k)
+            asked = [*zip(queries, references, strict=True)] if references is not None and self.oracle else queries
             if not self._fitted:
                 self._fit()
                 self._fitted = True
             picked = np.empty((len(queries), k), dtype=np.int64)
             for block in row_blocks(len(queries), len(self.examples)):
-                own = None if references is None else references[block]
-                picked[block] = self._pick_for(queries[block], own, k, excluded[block])
+                picked[block] = self._pick(asked[block], k, excluded[block])
             return picked
-
-    def _pick_for(
-        self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
-    ) -> np.ndarray:
-        """`_pick`, with gold programs as queries for an oracle; a selector that reads both overrides this."""
-        return self._pick(references if references is not None and self.oracle else queries, k, excluded)
 
     def _fit(self) -> None:
         """Prepare for the current pool."""
 
     @abstractmethod
-    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        """Positions (b, k) int64; an oracle gets gold programs as queries. Each of `excluded` is in ascending order."""
+    def _pick(self, queries: Sequence[Any], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        """Positions (b, k) int64. Each of `excluded` is in ascending order.
+
+        Queries are texts; for an oracle, pairs of text and gold program.
+        """
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:

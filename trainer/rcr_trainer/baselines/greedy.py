@@ -27,8 +27,9 @@ class OracleSelector(Baseline):
     def _fit(self) -> None:
         self._structures = PoolStructures(self.resources.spec, self._programs)
 
-    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        return greedy_coverage(self._structures.rows(queries), self._structures.matrix, k, excluded)[0]
+    def _pick(self, queries: Sequence[tuple[str, str]], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        needed = self._structures.rows([gold for _, gold in queries])
+        return greedy_coverage(needed, self._structures.matrix, k, excluded)[0]
 
 
 class KNNStructuresSelector(DenseSelector):
@@ -89,17 +90,12 @@ class CoverLSGoldSelector(Baseline):
         sizes = [name.count(CHILD) + name.count(SIBLING) for name in self._pool.names]
         self._sizes = np.array(sizes, dtype=np.int64)
 
-    def _pick_for(
-        self, queries: Sequence[str], references: Sequence[str] | None, k: int, excluded: list[np.ndarray]
-    ) -> np.ndarray:
-        needed = self._pool.rows(references or ())  # only structures that the pool has
-        order = np.argsort(-self._scorer.scores(queries), axis=1, kind="stable")
+    def _pick(self, queries: Sequence[tuple[str, str]], k: int, excluded: list[np.ndarray]) -> np.ndarray:
+        needed = self._pool.rows([gold for _, gold in queries])  # only structures that the pool has
+        order = np.argsort(-self._scorer.scores([text for text, _ in queries]), axis=1, kind="stable")
         ranks = np.argsort(order, axis=1)
         picks = [self._cover(needed[[row]].indices, ranks[row], barred, k) for row, barred in enumerate(excluded)]
         return np.array(picks, dtype=np.int64)
-
-    def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        raise NotImplementedError  # `_pick_for` replaces it
 
     def _cover(self, wanted: np.ndarray, rank: np.ndarray, barred: np.ndarray, k: int) -> list[int]:
         """Algorithm 1 for one query, given the structures to cover and BM25's ranks (N,)."""

@@ -22,6 +22,8 @@ from rcr_trainer.data.coverage import greedy_set_cover, row_blocks
 
 _PRODUCTS = 1 << 22
 """Token similarities held in memory at once: 16 MiB."""
+_TEXTS = 4096
+"""Questions embedded at once."""
 
 
 class SetBSRSelector(Baseline):
@@ -40,10 +42,14 @@ class SetBSRSelector(Baseline):
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """How many tokens each text has (n,), and the unit vectors of all tokens (P, D), text after text."""
         embed_tokens: Any = self.resources.embed_tokens
-        found = [np.asarray(vectors) for vectors in embed_tokens(list(texts))]
-        lengths, vectors = np.array([*map(len, found)], dtype=np.int64), np.concatenate(found)
-        del found  # of a large pool, gigabytes
-        return lengths, unit(vectors)
+        lengths, vectors = list[int](), np.empty((0, 0), dtype=np.float32)
+        for block in row_blocks(len(texts), 1, _TEXTS):
+            found = [np.asarray(own) for own in embed_tokens(list(texts[block]))]
+            own, before = unit(np.concatenate(found)), len(vectors)
+            lengths += map(len, found)
+            vectors.resize((before + len(own), own.shape[1]), refcheck=False)  # grows in place: it may be gigabytes
+            vectors[before:] = own
+        return np.array(lengths, dtype=np.int64), vectors
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
         lengths, vectors = self._embed(queries)

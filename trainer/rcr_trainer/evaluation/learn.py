@@ -80,22 +80,14 @@ class Change(NamedTuple):
 
 @dataclass(frozen=True)
 class Logged:
-    """B logged questions of a served policy.
+    """B logged questions of a served policy."""
 
-    Args:
-        asked: (B,) the numbers of the questions in `Policy.texts`.
-        picks: (B, k) positions in the pool.
-        log_probs: (B, k) of each pick, as logged.
-        outcomes: (B,).
-        explore: (B,) the retriever's setting.
-        groups: group numbers of questions (B,) and examples (N,); see `off_policy.walk`.
-    """
-
-    asked: NDArray[np.int64]
-    picks: NDArray[np.int64]
-    log_probs: FloatArray
-    outcomes: FloatArray
-    explore: FloatArray
+    asked: NDArray[np.int64]  # (B,) the numbers of the questions in `Policy.texts`
+    picks: NDArray[np.int64]  # (B, k) positions in the pool
+    log_probs: FloatArray  # (B, k) of each pick, as logged
+    outcomes: FloatArray  # (B,)
+    explore: FloatArray  # (B,) the retriever's setting
+    # Group numbers of questions (B,) and examples (N,); see `off_policy.walk`.
     groups: tuple[NDArray[np.int64], NDArray[np.int64]]
 
     def only(self, at: NDArray[Any] | slice) -> Logged:

@@ -21,7 +21,7 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import BASELINES, get_baseline
 from rcr_trainer.baselines.base import Baseline, Embed, EmbedTokens, Exclude, Resources, TradeOff
 from rcr_trainer.data import Example
-from rcr_trainer.data.coverage import recall, structure_matrices
+from rcr_trainer.data.coverage import recall, row_blocks, structure_matrices
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.report import Choice
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
@@ -101,23 +101,26 @@ def choose(selector: Baseline, pool: Sequence[Example], dev: Sequence[Example], 
     parameter, grid = cast("TradeOff", selector.trade_off)
     k, spec = selector.k, selector.resources.spec
     pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
-    queries, chosen_on = dev, "dev"
-    kept = np.flatnonzero(np.diff(needed.indptr)).tolist()
-    if not kept:
+    queries, chosen_on, barred = dev, "dev", cast("Any", exclude)
+    kept = np.flatnonzero(np.diff(needed.indptr))
+    if not len(kept):
         queries, needed, chosen_on = pool, pool_structures, "pool"
-        usable = np.flatnonzero(np.diff(pool_structures.indptr))
-        kept = usable[:: max(1, len(usable) // _POOL_QUERIES)].tolist()
+        usable = np.flatnonzero(np.diff(needed.indptr))
+        kept = usable[:: max(1, len(usable) // _POOL_QUERIES)]
         sources = np.array([example.source for example in pool], dtype=object)
-        exclude = [np.flatnonzero(sources == source) for source in sources]
-    questions = [queries[i].source for i in kept]
-    exclude = None if exclude is None else [exclude[i] for i in kept]
-    if not kept or (chosen_on == "pool" and k > len(pool) - max(map(len, exclude or []))):
-        return Choice(parameter, getattr(selector, parameter), chosen_on="nothing")
+        barred = {at: np.flatnonzero(sources == sources[at]) for at in kept}
+        if k > len(pool) - max(map(len, barred.values()), default=len(pool)):
+            return Choice(parameter, getattr(selector, parameter), chosen_on="nothing")
     coverage = {}
     for value in grid:
         setattr(selector, parameter, value)
-        picks = selector.pick(questions, k, exclude)
-        coverage[value] = 100 * float(recall(needed[kept], pool_structures, picks).mean())
+        shares = []
+        for block in row_blocks(len(kept), len(pool)):
+            own = kept[block]
+            asked = [queries[at].source for at in own]
+            picks = selector.pick(asked, k, None if barred is None else [barred[at] for at in own])
+            shares.append(recall(needed[own], pool_structures, picks))
+        coverage[value] = 100 * float(np.concatenate(shares).mean())
     best = max(coverage, key=lambda value: coverage[value])
     setattr(selector, parameter, best)
     return Choice(parameter, best, coverage, len(kept), chosen_on)

@@ -36,37 +36,23 @@ class SelectorScores:
     """One selector's figures, for the report's k.
 
     Fields from `exact_match` on are None where no language model was asked.
-
-    Args:
-        kind: what it needs to pick.
-        coverage: share of the gold program's structures that the picks cover together, mean over queries, %.
-        full_coverage: queries with no structure missing, %.
-        prompt_length: characters of the picks' questions and programs, mean over queries.
-        latency_ms: one query alone with its encoding, ms: median of 25, each the shortest of three calls.
-        latency_batch_ms: a query among 64 picked together, likewise.
-        exact_match: answers that are the gold program, %.
-        jaccard: similarity of the local structures of answer and gold program (Eq. 7), mean, %.
-        no_program: answers that hold no program, %.
-        execution: answers with the gold program's result, of those that can be compared, %; None without a database.
-        prompt_tokens: as the language model counts them, mean over the queries asked.
-        completion_tokens: likewise.
-        cost: dollars per thousand queries, if every prompt were asked anew; None without prices.
-        intervals: by metric, the 95 % interval of rcr's figure minus this one, points (`metrics.paired_intervals`).
     """
 
-    kind: Kind
-    coverage: float
-    full_coverage: float
-    prompt_length: float
-    latency_ms: float
-    latency_batch_ms: float
-    exact_match: float | None = None
-    jaccard: float | None = None
-    no_program: float | None = None
+    kind: Kind  # what it needs to pick
+    coverage: float  # share of the gold program's structures that the picks cover together, mean over queries, %
+    full_coverage: float  # queries with no structure missing, %
+    prompt_length: float  # characters of the picks' questions and programs, mean over queries
+    latency_ms: float  # one query alone with its encoding, ms: median of 25, each the shortest of three calls
+    latency_batch_ms: float  # a query among 64 picked together, likewise
+    exact_match: float | None = None  # answers that are the gold program, %
+    jaccard: float | None = None  # similarity of the local structures of answer and gold program (Eq. 7), mean, %
+    no_program: float | None = None  # answers that hold no program, %
+    # Answers with the gold program's result, of those that can be compared, %; None without a database.
     execution: float | None = None
-    prompt_tokens: float | None = None
-    completion_tokens: float | None = None
-    cost: float | None = None
+    prompt_tokens: float | None = None  # as the language model counts them, mean over the queries asked
+    completion_tokens: float | None = None  # likewise
+    cost: float | None = None  # dollars per thousand queries, if every prompt were asked anew; None without prices
+    # By metric, the 95 % interval of rcr's figure minus this one, points (`metrics.paired_intervals`).
     intervals: dict[Metric, Interval] = field(default_factory=dict)
 
 
@@ -86,89 +72,51 @@ FIGURES = {
 
 @dataclass(slots=True)
 class Choice:
-    """How a selector's trade-off was chosen.
-
-    Args:
-        parameter: its name.
-        value: the value chosen.
-        coverage: by value, %, on the queries used to choose.
-        n: how many queries those were.
-        chosen_on: "dev"; "pool" for want of dev; "nothing" where the default was kept.
-    """
+    """How a selector's trade-off was chosen."""
 
     parameter: str
     value: float
-    coverage: dict[float, float] = field(default_factory=dict)
-    n: int = 0
-    chosen_on: str = "dev"
+    coverage: dict[float, float] = field(default_factory=dict)  # by value, %, on the queries used to choose
+    n: int = 0  # how many queries those were
+    chosen_on: str = "dev"  # "dev"; "pool" for want of dev; "nothing" where the default was kept
 
 
 @dataclass(slots=True)
 class AnswersAsked:
-    """The language model that answered, given the selectors' picks.
+    """The language model that answered, given the selectors' picks."""
 
-    Args:
-        model: its name.
-        n: queries asked; the figures of answers are for these alone.
-        programs: different gold programs among them.
-        missing: why some selectors have no answers; empty if all have.
-        unpaid: whether that is because the budget was spent.
-        order: of our picks in a prompt.
-        told: questions whose gold program's result is known, the basis of `execution`; 0 without a database.
-    """
-
-    model: str
-    n: int
-    programs: int
-    missing: str = ""
-    unpaid: bool = False
-    order: str = "reversed"
-    told: int = 0
+    model: str  # its name
+    n: int  # queries asked; the figures of answers are for these alone
+    programs: int  # different gold programs among them
+    missing: str = ""  # why some selectors have no answers; empty if all have
+    unpaid: bool = False  # whether that is because the budget was spent
+    order: str = "reversed"  # of our picks in a prompt
+    told: int = 0  # questions whose gold program's result is known, the basis of `execution`; 0 without a database
 
 
 @dataclass(slots=True)
 class EvaluationReport:
-    """Several selectors on the same queries and pool.
+    """Several selectors on the same queries and pool."""
 
-    Args:
-        k: picks that the figures are for.
-        n: queries that counted.
-        programs: different gold programs among them, up to anonymised values.
-        split: name of the data split ("110", "template", …).
-        seed: of the run.
-        selectors: figures by selector; the trained retriever is `rcr`.
-        pool_size: candidates.
-        part: which of the split's queries, "test" or "dev".
-        skipped_queries: left out because their gold program doesn't parse.
-        left_out: selectors that were not run, with the reason.
-        unpaid: whether some were left out because the language model's budget was spent.
-        trade_offs: how selectors' trade-offs were chosen.
-        repeated: test queries whose question and program are also an example of the pool.
-        answers: the language model that was asked, if any.
-        changed: the settings that differ from the run's config.yaml, as in "evaluation.k (4, now 6)".
-        advice: the conclusion, in a paragraph.
-        versions: of the libraries.
-        format_version: of this file.
-    """
-
-    k: int
-    n: int
-    programs: int
-    split: str
-    seed: int
-    selectors: dict[str, SelectorScores]
-    pool_size: int
-    part: str = "test"
-    skipped_queries: int = 0
-    left_out: dict[str, str] = field(default_factory=dict)
-    unpaid: bool = False
-    trade_offs: dict[str, Choice] = field(default_factory=dict)
-    repeated: int = 0
-    answers: AnswersAsked | None = None
+    k: int  # picks that the figures are for
+    n: int  # queries that counted
+    programs: int  # different gold programs among them, up to anonymised values
+    split: str  # name of the data split ("110", "template", …)
+    seed: int  # of the run
+    selectors: dict[str, SelectorScores]  # figures by selector; the trained retriever is `rcr`
+    pool_size: int  # candidates
+    part: str = "test"  # which of the split's queries, "test" or "dev"
+    skipped_queries: int = 0  # left out because their gold program doesn't parse
+    left_out: dict[str, str] = field(default_factory=dict)  # selectors that were not run, with the reason
+    unpaid: bool = False  # whether some were left out because the language model's budget was spent
+    trade_offs: dict[str, Choice] = field(default_factory=dict)  # how selectors' trade-offs were chosen
+    repeated: int = 0  # test queries whose question and program are also an example of the pool
+    answers: AnswersAsked | None = None  # the language model that was asked, if any
+    # The settings that differ from the run's config.yaml, as in "evaluation.k (4, now 6)".
     changed: list[str] = field(default_factory=list)
-    advice: str = ""
-    versions: dict[str, str] = field(default_factory=dict)
-    format_version: int = FORMAT_VERSION
+    advice: str = ""  # the conclusion, in a paragraph
+    versions: dict[str, str] = field(default_factory=dict)  # of the libraries
+    format_version: int = FORMAT_VERSION  # of this file
 
     @property
     def oracle(self) -> SelectorScores | None:
@@ -217,51 +165,31 @@ class EvaluationReport:
 
 @dataclass(slots=True)
 class Picked:
-    """One selector's picks for one question; fields from `answer` on are None where no language model was asked.
+    """One selector's picks for one question; fields from `answer` on are None where no language model was asked."""
 
-    Args:
-        kind: what the selector needs to pick.
-        picks: the k examples, in pick order.
-        covered: for each of the question's structures, the number of the first pick that has it, from 1; 0 if none.
-        answer: the program that the language model answered with, if any.
-        exact: whether that is the gold program.
-        jaccard: similarity of the local structures of answer and gold program (Eq. 7), 0 to 1.
-        execution: whether both give the same result; None also where that is unknown.
-    """
-
-    kind: Kind
-    picks: list[Example]
+    kind: Kind  # what the selector needs to pick
+    picks: list[Example]  # the k examples, in pick order
+    # For each of the question's structures, the number of the first pick that has it, from 1; 0 if none.
     covered: list[int]
-    answer: str | None = None
-    exact: bool | None = None
-    jaccard: float | None = None
-    execution: bool | None = None
+    answer: str | None = None  # the program that the language model answered with, if any
+    exact: bool | None = None  # whether that is the gold program
+    jaccard: float | None = None  # similarity of the local structures of answer and gold program (Eq. 7), 0 to 1
+    execution: bool | None = None  # whether both give the same result; None also where that is unknown
 
 
 @dataclass(slots=True)
 class Question:
-    """A question with the picks of all selectors.
+    """A question with the picks of all selectors."""
 
-    Args:
-        id: of the question.
-        question: its text.
-        gold: its gold program.
-        program: the gold program in a canonical form, values anonymised; intervals draw questions with the same one
-            together.
-        structures: the gold program's, sorted.
-        selectors: what each selector picked, by name.
-        fields: the question's further fields; not in the file.
-        home: its database, if any (`Item.home`); not in the file.
-    """
-
-    id: str
-    question: str
-    gold: str
+    id: str  # of the question
+    question: str  # its text
+    gold: str  # its gold program
+    # The gold program in a canonical form, values anonymised; intervals draw questions with the same one together.
     program: str
-    structures: list[str]
-    selectors: dict[str, Picked]
-    fields: Mapping[str, Any] = field(default_factory=dict)
-    home: str = ""
+    structures: list[str]  # the gold program's, sorted
+    selectors: dict[str, Picked]  # what each selector picked, by name
+    fields: Mapping[str, Any] = field(default_factory=dict)  # the question's further fields; not in the file
+    home: str = ""  # its database, if any (`Item.home`); not in the file
 
 
 Picks: TypeAlias = Sequence[Question]

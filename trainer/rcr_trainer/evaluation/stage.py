@@ -17,7 +17,7 @@ from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import read_split
-from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
+from rcr_trainer.data.held_out import Barred, HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.harness import Answerer, PickFunction, evaluate
 from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
@@ -172,12 +172,12 @@ def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: M
     )
 
 
-def _barred(task: Task, split: str, held_out: HeldOut) -> list[Any]:
+def _barred(task: Task, split: str, held_out: HeldOut) -> Barred:
     """For each query of a split, the pool positions that no selector may pick: itself.
 
     Development queries that were taken out of training may not get the programs of their folds, either.
     """
     queries = task.held_out(split)
     if split == "dev" and taken_from(queries, task.pool):
-        return [*held_out.barred(queries)]
-    return [*own_positions(queries, task.pool, task.spec)]
+        return held_out.barred(queries)
+    return own_positions(queries, task.pool, task.spec)

@@ -61,46 +61,28 @@ class Cell:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One row of the table in one run.
-
-    Args:
-        row: the row.
-        split: of the run.
-        seed: of the run.
-        metrics: the figures of `SelectorScores` by name.
-        answered: by the id of each answered question, the key of its program and whether the answer is exact.
-    """
+    """One row of the table in one run."""
 
     row: Row
-    split: str
-    seed: int
-    metrics: Mapping[str, float | None]
+    split: str  # of the run
+    seed: int  # of the run
+    metrics: Mapping[str, float | None]  # the figures of `SelectorScores` by name
+    # By the id of each answered question, the key of its program and whether the answer is exact.
     answered: Mapping[str, tuple[str, bool]]
 
 
 @dataclass(frozen=True)
 class Sweep:
-    """All runs of a table, each in its own folder under one folder, with one file of answers.
+    """All runs of a table, each in its own folder under one folder, with one file of answers."""
 
-    Args:
-        table: of TABLES.
-        splits: their names (`split_settings`).
-        seeds: of the runs.
-        folder: for the runs.
-        data: folder of the corpora.
-        settings: the command's, by section; variants override them.
-        selectors: the rows to show beside the reference, by name; None: all.
-        limit: in a trial, about how many answers each part of a run asks for (`trial`).
-    """
-
-    table: Table
-    splits: Sequence[str]
-    seeds: Sequence[int]
-    folder: Path
-    data: Path
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    selectors: Sequence[str] | None = None
-    limit: int | None = None
+    table: Table  # of TABLES
+    splits: Sequence[str]  # their names (`split_settings`)
+    seeds: Sequence[int]  # of the runs
+    folder: Path  # for the runs
+    data: Path  # folder of the corpora
+    settings: Mapping[str, Any] = field(default_factory=dict)  # the command's, by section; variants override them
+    selectors: Sequence[str] | None = None  # the rows to show beside the reference, by name; None: all
+    limit: int | None = None  # in a trial, about how many answers each part of a run asks for (`trial`)
     _unscored: dict[str, str] = field(default_factory=dict, init=False)
 
     @cached_property

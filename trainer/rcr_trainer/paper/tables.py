@@ -39,45 +39,31 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """A run for every split and seed.
+    """A run for every split and seed."""
 
-    Args:
-        name: part of its folder's name.
-        settings: what it changes; these override all others.
-        rows: by selector, the row for its figures; REST for all others. Selectors without a row aren't shown.
-        start: "fresh" trains SFT itself; "sft" shares SFT's policy with other variants of the same data and SFT;
-            "trained" only evaluates the policy of the variant `grpo`.
-        family: of encoders, with its own settings of model, SFT and GRPO; empty: the command's family, or the paper's.
-    """
-
-    name: str
-    settings: Settings
+    name: str  # part of its folder's name
+    settings: Settings  # what it changes; these override all others
+    # By selector, the row for its figures; REST for all others. Selectors without a row aren't shown.
     rows: Mapping[str, Row]
+    # "fresh" trains SFT itself; "sft" shares SFT's policy with other variants of the same data and SFT; "trained" only
+    # evaluates the policy of the variant `grpo`.
     start: Literal["fresh", "sft", "trained"] = "sft"
+    # Of encoders, with its own settings of model, SFT and GRPO; empty: the command's family, or the paper's.
     family: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table of the paper, or the table behind a figure.
-
-    Args:
-        title: what it shows.
-        variants: the runs.
-        splits: used if the command names none.
-        reference: the row that intervals compare the others with.
-        panels: metrics that a figure shows against x, with their titles; empty: there is no figure.
-        x: the title of the figure's x axis.
-        selectors: those compared with ours.
-    """
+    """A table of the paper, or the table behind a figure."""
 
     title: str
-    variants: Sequence[Variant]
-    splits: Sequence[str]
-    reference: str
+    variants: Sequence[Variant]  # the runs
+    splits: Sequence[str]  # used if the command names none
+    reference: str  # the row that intervals compare the others with
+    # Metrics that a figure shows against x, with their titles; empty: there is no figure.
     panels: Mapping[str, str] = field(default_factory=dict)
-    x: str = ""
-    selectors: Sequence[str] = ()
+    x: str = ""  # the title of the figure's x axis
+    selectors: Sequence[str] = ()  # those compared with ours
 
 
 @cache
