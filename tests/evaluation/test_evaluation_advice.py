@@ -358,7 +358,7 @@ def test_the_harness_measures_what_the_paragraph_says(tmp_path):
         return np.array([list(dict.fromkeys(row))[:k] for row in rows])
 
     options = {"k": 1, "split": "toy", "seed": 0}
-    report = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
+    report = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)[0]
     assert (report.n, report.programs, report.repeated) == (80, 40, 0)
     low, high = report.selectors["set_bsr"].intervals["full_coverage"]
     # It is right for two of eighty questions, which are one program of forty: it is drawn 0 to 3 times, say.
@@ -368,9 +368,9 @@ def test_the_harness_measures_what_the_paragraph_says(tmp_path):
     assert report.advice == advise(report)
     report.write(tmp_path)
     assert EvaluationReport.read(tmp_path).advice == report.advice
-    alone = evaluate({"set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)
+    alone = evaluate({"set_bsr": Always(pool, 0)}, pool, queries, ProgramSpec(), **options)[0]
     assert alone.selectors["set_bsr"].intervals == {}
-    few = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries[:29], ProgramSpec(), **options)
+    few = evaluate({"rcr": perfect, "set_bsr": Always(pool, 0)}, pool, queries[:29], ProgramSpec(), **options)[0]
     assert (few.programs, few.selectors["set_bsr"].intervals) == (29, {})
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rcr_trainer.baselines.simple import BM25Selector, NoneSelector
 from rcr_trainer.data import Example
-from rcr_trainer.evaluation.harness import Answerer, evaluate
+from rcr_trainer.evaluation.harness import answer, evaluate, spread
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
 from rcr_trainer.evaluation.table import table
 from rcr_trainer.llm.cache import Answer
@@ -44,16 +44,21 @@ def asked_of(prompt):
     return prompt.rpartition("Source: ")[2].removesuffix("\nTarget:")
 
 
-def run(selectors, answer, queries=QUERIES, *, limit=None, given=MappingProxyType({}), **options):
+def run(selectors, program_of, queries=QUERIES, *, limit=None, given=MappingProxyType({})):
+    return both(selectors, program_of, queries, limit, given)[0]
+
+
+def both(selectors, program_of, queries=QUERIES, limit=None, given=MappingProxyType({})):
     def answers(prompts):
         return [
             Answer(program, program=program, prompt_tokens=len(prompt))
-            for prompt, program in zip(prompts, answer(prompts), strict=False)  # one test answers too few
+            for prompt, program in zip(prompts, program_of(prompts), strict=False)  # one test answers too few
         ]
 
-    answerer = Answerer(answers, "fake-lm", queries=limit, **given)
-    settings = {"k": 2, "split": "toy", "seed": 0, "answerer": answerer, **options}
-    return evaluate(selectors, POOL, queries, SPEC, **settings)
+    report, picks = evaluate(selectors, POOL, queries, SPEC, k=2, split="toy", seed=0)
+    assert report.answers is None
+    answer(report, picks, SPEC, answers, model="fake-lm", queries=limit, **given)
+    return report, picks
 
 
 def test_a_row_without_examples_shows_and_covers_nothing():
@@ -89,15 +94,13 @@ def test_results_and_costs_by_hand():
     queries = [Example(f"t{i}", f"x{i}", target) for i, target in enumerate(["a ( b )", "e", "c"])]
     given = {"execution": execution(run_it, SPEC), "money": LLMSettings(price_prompt=2, price_completion=3).money}
     fake = Fake({"x0": "A ( B )", "x1": None, "x2": "c"})
-    kept = []
-    keep = {"keep": lambda report, picks: kept.append(picks)}
-    report = run({"rcr": always(0, 1, 2)}, fake, queries, given=given, **keep)
+    report, picks = both({"rcr": always(0, 1, 2)}, fake, queries, given=given)
     assert (report.answers, report.right) == (AnswersAsked("fake-lm", 3, 3, told=2), "execution")
     assert "Same rows: the 2 of them whose gold program gives a result to compare." in table(report)
     scores = report.selectors["rcr"]
     assert (scores.exact_match, scores.execution) == (pytest.approx(100 / 3), 50)
     assert scores.cost == pytest.approx(1000 * 2e-6 * scores.prompt_tokens)
-    assert [(row.answer, row.exact, row.execution) for row in (each.selectors["rcr"] for each in kept[-1])] == [
+    assert [(row.answer, row.exact, row.execution) for row in (each.selectors["rcr"] for each in picks)] == [
         ("A ( B )", False, True), (None, False, False), ("c", True, None),
     ]  # fmt: skip
 
@@ -158,8 +161,8 @@ def test_intervals_are_by_program_of_the_queries_asked():
     assert "coverage" in few.selectors["random"].intervals
 
 
-def test_nothing_is_asked_without_an_answerer():
-    report = run({"rcr": always(0, 1, 2)}, None, answerer=None)
+def test_before_a_model_is_asked_there_is_no_exact_match():
+    report, _ = evaluate({"rcr": always(0, 1, 2)}, POOL, QUERIES, SPEC, k=2, split="toy", seed=0)
     assert report.answers is None
     assert report.selectors["rcr"].exact_match is None
 
@@ -169,7 +172,7 @@ def test_nothing_is_asked_without_an_answerer():
     [(None, 3, [0, 1, 2]), (5, 3, [0, 1, 2]), (1, 9, [0]), (3, 9, [0, 3, 6]), (4, 10, [0, 2, 5, 7])],
 )
 def test_the_queries_asked_are_spread_evenly(limit, count, expected):
-    assert Answerer(list, "m", queries=limit).chosen(count).tolist() == expected
+    assert spread(count, limit) == expected
 
 
 def test_a_subset_is_scored_alone_and_skips_what_does_not_parse():
@@ -201,10 +204,7 @@ THREE = {"rcr": always(0, 1, 2), "rcr_without_rl": always(1, 0, 2), "random": al
 
 @pytest.mark.parametrize(("budget", "answered"), [(12, 3), (11, 2), (8, 2), (7, 1), (4, 1), (3, 0), (0, 0)])
 def test_a_spent_budget_leaves_the_selectors_that_are_complete(budget, answered, caplog):
-    kept = []
-    report = run(
-        THREE, Budgeted({f"x{i}": "e" for i in range(4)}, budget), keep=lambda report, picks: kept.append(report)
-    )
+    report = run(THREE, Budgeted({f"x{i}": "e" for i in range(4)}, budget))
     figures = [scores.exact_match for scores in report.selectors.values()]
     assert figures == [25] * answered + [None] * (3 - answered)
     assert all(scores.coverage > 0 for scores in report.selectors.values())
@@ -213,7 +213,6 @@ def test_a_spent_budget_leaves_the_selectors_that_are_complete(budget, answered,
     said = f"no exact match for {', '.join(missing)}: the budget of 9 calls could be exceeded"
     assert warnings == ([said] if missing else [])
     assert report.answers.missing == ("the budget of 9 calls could be exceeded" if missing else "")
-    assert [entry.answers for entry in kept] == [None, report.answers]
 
 
 def test_after_the_first_selector_that_is_incomplete_nothing_more_is_asked():
@@ -245,17 +244,12 @@ def test_a_selector_whose_prompts_are_too_long_has_no_answers_and_the_others_hav
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == said
 
 
-def test_what_is_measured_is_kept_before_the_model_is_asked():
-    kept = []
-
+def test_a_model_that_cannot_be_asked_is_an_error():
     def broken(prompts):
-        assert len(kept) == 1
         raise AccessError("no key")
 
     with pytest.raises(LLMError, match="no key"):
-        run(THREE, broken, keep=lambda report, picks: kept.append(report))
-    assert list(kept[0].selectors) == list(THREE)
-    assert kept[0].selectors["rcr"].coverage > 0
+        run(THREE, broken)
 
 
 # ---------------------------------------------------------------- report and table

@@ -56,7 +56,7 @@ def run(selectors, queries=QUERIES, pool=POOL, **options):
     if isinstance(selectors, PlainSelectors):
         plain, selectors = selectors, selectors.selectors
         options = {"left_out": plain.left_out, "trade_offs": plain.trade_offs, **options}
-    return evaluate(selectors, pool, queries, SPEC, **{"split": "toy", "seed": 5, **options})
+    return evaluate(selectors, pool, queries, SPEC, **{"split": "toy", "seed": 5, **options})[0]
 
 
 def chosen(name, pool=POOL, dev=QUERIES, k=3, **options):

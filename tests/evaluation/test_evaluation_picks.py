@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from rcr_trainer.data import Example
 from rcr_trainer.errors import DataError
-from rcr_trainer.evaluation.harness import Answerer, evaluate
+from rcr_trainer.evaluation.harness import answer, evaluate
 from rcr_trainer.evaluation.report import read_picks, write_picks
 from rcr_trainer.llm.cache import Answer
 
@@ -16,26 +16,16 @@ POOL = [Example(str(i), f"q{i}", target) for i, target in enumerate(["a ( b )", 
 QUERIES = [Example("t0", "x0", "a ( b )"), Example("t1", "broken", "( ("), Example("t2", "x2", "a ( z )")]
 
 
-def picked(answerer=None, **options):
-    kept = []
+def picked(**options):
     selectors = {
         "rcr": lambda queries, k, exclude, references: np.array([[1, 2, 0][:k]] * len(queries)),
         "random": lambda queries, k, exclude, references: np.array([[3, 1, 0][:k]] * len(queries)),
     }
-    evaluate(
-        selectors,
-        POOL,
-        QUERIES,
-        ProgramSpec(),
-        **{"k": 2, "split": "toy", "seed": 0, **options},
-        answerer=answerer,
-        keep=lambda report, picks: kept.append(list(picks)),
-    )
-    return kept
+    return evaluate(selectors, POOL, QUERIES, ProgramSpec(), **{"k": 2, "split": "toy", "seed": 0, **options})
 
 
 def test_rows_by_hand():
-    (picks,) = picked()
+    _, picks = picked()
     assert [each.id for each in picks] == ["t0", "t2"]
     first = picks[0]
     ours, theirs = first.selectors["rcr"], first.selectors["random"]
@@ -45,27 +35,27 @@ def test_rows_by_hand():
     assert ours.picks == [POOL[1], POOL[2]]
     assert ours.covered == [2, 0, 2, 0, 0]  # only the second pick has <root> -> a and a
     assert theirs.covered == [0] * 5
-    assert picked(k=3)[0][0].selectors["rcr"].covered == [2, 3, 2, 3, 3]
+    assert picked(k=3)[1][0].selectors["rcr"].covered == [2, 3, 2, 3, 3]
     assert (ours.answer, ours.exact, ours.jaccard, ours.execution) == (None, None, None, None)
 
 
 def test_answers_are_kept_with_the_picks():
-    def answer(prompts):
+    def ask(prompts):
         return [
             Answer("a(b)", program="a(b)") if "a ( d )" in prompt else Answer(None, "refused") for prompt in prompts
         ]
 
-    before, after = picked(Answerer(answer, "m", queries=1))
-    assert before[0] is after[0]
-    row = after[0].selectors["rcr"]
+    report, picks = picked()
+    answer(report, picks, ProgramSpec(), ask, model="m", queries=1)
+    row = picks[0].selectors["rcr"]
     assert (row.answer, row.exact, row.jaccard) == ("a(b)", True, 1.0)
-    row = after[0].selectors["random"]
+    row = picks[0].selectors["random"]
     assert (row.answer, row.exact, row.jaccard) == (None, False, 0.0)
-    assert after[1].selectors["rcr"].exact is None  # not asked
+    assert picks[1].selectors["rcr"].exact is None  # not asked
 
 
 def test_what_is_written_is_read_back(tmp_path):
-    (picks,) = picked()
+    _, picks = picked()
     write_picks(tmp_path, picks)
     path = tmp_path / "picks.jsonl"
     lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
@@ -94,7 +84,7 @@ def test_what_is_written_is_read_back(tmp_path):
     ],
 )
 def test_a_damaged_file_is_named(tmp_path, damage, message):
-    write_picks(tmp_path, picked()[0])
+    write_picks(tmp_path, picked()[1])
     path = tmp_path / "picks.jsonl"
     path.write_text(damage(path.read_text(encoding="utf-8")), encoding="utf-8")
     with pytest.raises(DataError, match=message):
@@ -107,7 +97,7 @@ def test_a_missing_file_is_named(tmp_path):
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
-    (picks,) = picked()
+    _, picks = picked()
     write_picks(tmp_path, picks)
     path = tmp_path / "picks.jsonl"
     old = path.read_bytes()

@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
-from dataclasses import dataclass, field
 from itertools import compress, product
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -68,10 +67,8 @@ def evaluate(
     *,
     k: int = 4,
     exclude: Exclude = None,
-    answerer: Answerer | None = None,
-    keep: Callable[[EvaluationReport, Picks], None] = lambda report, picks: None,
     **about: Any,
-) -> EvaluationReport:
+) -> tuple[EvaluationReport, Picks]:
     """Measure every selector on the same queries and pool.
 
     Queries whose gold program doesn't parse (or has no structure) are left out and counted.
@@ -83,16 +80,14 @@ def evaluate(
         spec: how programs are read.
         k: picks per query.
         exclude: for each query, the positions it may not pick; read a block of queries at a time.
-        answerer: a language model, asked with each selector's k picks once everything else is measured.
-        keep: called with the report and the k picks before the model is asked, so that nothing is lost if it fails, and
-            again once it has answered.
         **about: fields of the report that only the caller knows.
+
+    Returns:
+        The report, still without a language model's answers (`answer`), and each query that counts with all k picks.
 
     Raises:
         InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
             (too few, outside the pool, excluded, or twice).
-        LLMError: the language model can't be asked. A spent budget or too long a prompt only leaves selectors without
-            answers.
     """
     kept = [i for i, query in enumerate(queries) if spec.structures(query.target)]
     if not kept:
@@ -125,13 +120,7 @@ def evaluate(
     _put_rates(report, picks, "coverage", "full_coverage")
     report.repeated = len(shared(asked, pool)[0]) if report.part == "test" else 0
     report.advice = advise(report)
-    keep(report, picks)
-    if answerer is not None:
-        report = deepcopy(report)  # `keep` has the first one
-        answerer.answer_all(report, picks, spec)
-        report.advice = advise(report)
-        keep(report, picks)
-    return report
+    return report, picks
 
 
 def _picked(selector: Selector, asked: Picks, k: int, excluded: Barred) -> np.ndarray:
@@ -184,9 +173,7 @@ def _put_rates(report: EvaluationReport, asked: Picks, *metrics: Metric) -> None
             report.selectors[name].intervals[metric] = interval
 
 
-def _put_times(
-    report: EvaluationReport, selectors: Selectors, asked: Picks, barred: Callable[[slice], Barred]
-) -> None:
+def _put_times(report: EvaluationReport, selectors: Selectors, asked: Picks, barred: Callable[[slice], Barred]) -> None:
     """Time a question alone and one in a batch, in ms, for every selector that shows picks.
 
     Selectors take turns at each question, so that other load on the machine falls on all of them. Each has picked
@@ -212,100 +199,99 @@ def _put_times(
 # ---------------------------------------------------------------- a language model's answers
 
 
-@dataclass(frozen=True, slots=True)
-class Answerer:
-    """A language model, as the harness sees it."""
+def answer(
+    report: EvaluationReport,
+    picks: Picks,
+    spec: ProgramSpec,
+    ask: Callable[[Sequence[Request]], Sequence[Answer]],
+    *,
+    model: str,
+    prompt: Prompt = APPENDIX_D,
+    orders: Mapping[str, str] = MappingProxyType({}),
+    queries: int | None = None,
+    execution: Reward | None = None,
+    money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None,
+) -> None:
+    """Have a language model answer with the picks of all selectors; what it answers goes into report and picks.
 
-    # Asks it: prompts, each once → answers, whose `program` is None where they hold none. On BudgetExceeded the
-    # comparison continues with what there is, on TooLongError with the next selector; other errors stop it.
-    answer: Callable[[Sequence[Request]], Sequence[Answer]]
-    name: str  # of the model, for the report
-    prompt: Prompt = APPENDIX_D  # how it is asked
-    # Of the picks in a prompt, by selector; by default the first pick, the most similar, comes last.
-    orders: Mapping[str, str] = field(default_factory=dict)
-    queries: int | None = None  # how many queries it is asked, evenly spaced; None: all
-    # Scores answers by their results (`rcr_trainer.rewards.execution`), if there is a database.
-    execution: Reward | None = None
-    # Dollars for these numbers of prompt and completion tokens; None without prices.
-    money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None
+    One selector at a time, so that the first ones are complete once a budget is spent. A selector with prompts too long
+    for the model is left out.
 
-    def chosen(self, count: int) -> np.ndarray:
-        """The numbers of the queries it is asked, of `count`, ascending."""
-        n = count if self.queries is None else min(self.queries, count)
-        return np.arange(n) * count // n
+    Args:
+        report: see `evaluate`, as for picks and spec.
+        picks: those of the selectors.
+        spec: how programs are read.
+        ask: prompts, each asked once → answers, whose `program` is None where they hold none.
+        model: its name, for the report.
+        prompt: how it is asked.
+        orders: of the picks in a prompt, by selector; by default the first pick, the most similar, comes last.
+        queries: how many queries it is asked, evenly spaced; None: all.
+        execution: scores answers by their results (`rcr_trainer.rewards.execution`), if there is a database.
+        money: dollars for these numbers of prompt and completion tokens; None without prices.
 
-    def answer_all(self, report: EvaluationReport, picks: Picks, spec: ProgramSpec) -> None:
-        """Have the picks of all selectors answered, each prompt once, and put scores into report and picks.
-
-        Once a budget is spent, only selectors that are already complete are scored. A selector with prompts too long
-        for the model is left out.
-        """
-        asked = [picks[i] for i in self.chosen(len(picks)).tolist()]
-        n, names = len(asked), list(report.selectors)
-        logger.info("%d answers for each of %s", n, ", ".join(names))
-        given, missing, unpaid = self._answers({name: self._prompts(name, asked) for name in names})
-        for name, answers in given.items():
-            self._score(report.selectors[name], name, asked, answers, spec)
-        report.answers = AnswersAsked(
-            self.name,
-            n,
-            len({each.program for each in asked}),
-            missing,
-            unpaid,
-            self.orders.get(OURS, "reversed"),
-            # Whether a gold program runs doesn't depend on the selector.
-            sum(any(own.execution is not None for own in each.selectors.values()) for each in asked),
-        )
-        _put_rates(report, asked, "exact_match", "execution")
-
-    def _prompts(self, name: str, asked: Picks) -> list[Request]:
-        order = self.orders.get(name, "reversed")
-        shown = [arranged(each.selectors[name].picks, order) for each in asked]
-        return [self.prompt.request(e, each.question, each.fields) for e, each in zip(shown, asked, strict=True)]
-
-    def _score(
-        self, scores: SelectorScores, name: str, asked: Picks, answers: Sequence[Answer], spec: ProgramSpec
-    ) -> None:
-        """Put one selector's answers into the picks, and their figures, all but the rates, into its scores."""
-        programs = [answer.program for answer in answers]
-        rows = [each.selectors[name] for each in asked]
-        golds = [Example(each.id, each.question, each.gold, each.fields) for each in asked]
-        shown = [row.picks for row in rows]
-        exact = score(correctness(spec), programs, golds, shown)
-        jaccard = score(structure_coverage(spec), programs, golds, shown)
-        same = score(self.execution, programs, golds, shown) if self.execution else np.full(len(rows), np.nan)
-        for i, row in enumerate(rows):
-            row.answer, row.exact, row.jaccard = programs[i], bool(exact[i]), round(float(jaccard[i]), 4)
-            row.execution = None if np.isnan(same[i]) else bool(same[i])
-        n = len(rows)
-        read, written = (sum(getattr(a, kind) for a in answers) for kind in ("prompt_tokens", "completion_tokens"))
-        money = self.money(read, written)
-        scores.jaccard, scores.no_program = 100 * float(jaccard.mean()), 100 * programs.count(None) / n
-        scores.prompt_tokens, scores.completion_tokens = read / n, written / n
-        scores.cost = None if money is None else 1000 * money / n
-
-    def _answers(self, prompts: Mapping[str, Sequence[Request]]) -> tuple[dict[str, list[Answer]], str, bool]:
-        """By selector, an answer for each prompt; why some selectors have none; whether a budget is spent.
-
-        One selector at a time, so that the first ones are complete when a budget is spent.
-        """
-        given: dict[Request, Answer] = {}
-        answers: dict[str, list[Answer]] = {}
-        reasons: list[str] = []
-        unpaid = False
-        for at, (name, own) in enumerate(prompts.items()):
-            wanted = [prompt for prompt in dict.fromkeys(own) if prompt not in given]
-            try:
-                found = list(self.answer(wanted)) if wanted else []
-            except TooLongError as error:
-                logger.warning("no exact match for %s: %s", name, error)
-                reasons.append(str(error))
-                continue
-            except BudgetExceeded as error:
-                logger.warning("no exact match for %s: %s", ", ".join([*prompts][at:]), error)
-                reasons.append(str(error))
-                unpaid = True
+    Raises:
+        LLMError: it can't be asked. A spent budget or too long a prompt is no error.
+    """
+    asked, names = [picks[at] for at in spread(len(picks), queries)], list(report.selectors)
+    logger.info("%d answers for each of %s", len(asked), ", ".join(names))
+    given: dict[Request, Answer] = {}
+    reasons: dict[str, None] = {}
+    unpaid = False
+    for at, name in enumerate(names):
+        shown = [arranged(each.selectors[name].picks, orders.get(name, "reversed")) for each in asked]
+        prompts = [prompt.request(e, each.question, each.fields) for e, each in zip(shown, asked, strict=True)]
+        wanted = [own for own in dict.fromkeys(prompts) if own not in given]
+        try:
+            given |= zip(wanted, ask(wanted) if wanted else (), strict=True)
+        except (BudgetExceeded, TooLongError) as error:
+            reasons[str(error)] = None
+            unpaid = isinstance(error, BudgetExceeded)
+            logger.warning("no exact match for %s: %s", ", ".join(names[at:] if unpaid else [name]), error)
+            if unpaid:
                 break
-            given.update(zip(wanted, found, strict=True))
-            answers[name] = [given[prompt] for prompt in own]
-        return answers, "; ".join(dict.fromkeys(reasons)), unpaid
+            continue
+        scores, answers = report.selectors[name], [given[own] for own in prompts]
+        _put_answers(name, scores, asked, answers, spec, execution)
+        read, written = (sum(getattr(a, kind) for a in answers) for kind in ("prompt_tokens", "completion_tokens"))
+        scores.prompt_tokens, scores.completion_tokens = read / len(asked), written / len(asked)
+        cost = money(read, written)
+        scores.cost = None if cost is None else 1000 * cost / len(asked)
+    report.answers = AnswersAsked(
+        model,
+        len(asked),
+        len({each.program for each in asked}),
+        "; ".join(reasons),
+        unpaid,
+        orders.get(OURS, "reversed"),
+        # Whether a gold program runs doesn't depend on the selector.
+        sum(any(own.execution is not None for own in each.selectors.values()) for each in asked),
+    )
+    _put_rates(report, asked, "exact_match", "execution")
+    report.advice = advise(report)
+
+
+def _put_answers(
+    name: str,
+    scores: SelectorScores,
+    asked: Picks,
+    answers: Sequence[Answer],
+    spec: ProgramSpec,
+    execution: Reward | None,
+) -> None:
+    """Put one selector's answers into the picks, and their figures, all but the rates, into its scores."""
+    rows, n = [each.selectors[name] for each in asked], len(asked)
+    programs, shown = [each.program for each in answers], [row.picks for row in rows]
+    golds = [Example(each.id, each.question, each.gold, each.fields) for each in asked]
+    exact = score(correctness(spec), programs, golds, shown)
+    jaccard = score(structure_coverage(spec), programs, golds, shown)
+    same = score(execution, programs, golds, shown) if execution else np.full(n, np.nan)
+    for i, row in enumerate(rows):
+        row.answer, row.exact, row.jaccard = programs[i], bool(exact[i]), round(float(jaccard[i]), 4)
+        row.execution = None if np.isnan(same[i]) else bool(same[i])
+    scores.jaccard, scores.no_program = 100 * float(jaccard.mean()), 100 * programs.count(None) / n
+
+
+def spread(count: int, most: int | None) -> list[int]:
+    """`most` of these many numbers, evenly spaced, ascending; None: all of them."""
+    n = count if most is None else min(most, count)
+    return [at * count // n for at in range(n)]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
-from functools import partial
 from typing import Any, get_args
 
 from langchain_rcr.basics.files import write_text
@@ -19,17 +18,15 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import read_split
 from rcr_trainer.data.held_out import Barred, HeldOut, own_positions, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.evaluation.harness import Answerer, PickFunction, evaluate
+from rcr_trainer.evaluation.harness import PickFunction, answer, evaluate
 from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
 from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Metric, Picks, write_picks
 from rcr_trainer.evaluation.table import report_text
-from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.policies import load_model
 from rcr_trainer.runs.tasks import Task, build_execution, compared, divide, open_language_model
 from rcr_trainer.runs.trust import check_foreign
-from rcr_trainer.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +75,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             exclude_dev=_barred(task, "dev", held_out),
             names=compared(config, task),
         )
-        return evaluate(
+        report, picks = evaluate(
             {**ours, **plain.selectors},
             task.pool,
             queries,
@@ -92,15 +89,31 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             unpaid=plain.unpaid,
             trade_offs=plain.trade_offs,
             changed=changed,
-            answerer=_answerer(config, task, llm, {name: policy.config.order for name, policy in policies.items()}),
-            keep=partial(_keep, run, policies[OURS], asks),
         )
+        # So that nothing is lost if the model fails; but it leaves an earlier comparison until it has answered.
+        if not (asks and run.done("evaluation")):
+            _keep(run, policies[OURS], report, picks)
+        if llm is not None and asks:
+            answer(
+                report,
+                picks,
+                task.spec,
+                llm.generate,
+                model=llm.name,
+                prompt=llm.prompt,
+                orders={name: policy.config.order for name, policy in policies.items()},
+                queries=evaluation.answer_queries,
+                execution=build_execution(config, task.spec),
+                money=config.llm.money,
+            )
+            _keep(run, policies[OURS], report, picks)
+        elif config.llm.given and evaluation.answers is None:
+            logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", config.llm.model)
+    return report
 
 
-def _keep(run: Run, policy: TriEncoder, asks: bool, report: EvaluationReport, picks: Picks) -> None:
-    """Write a comparison, also into the model card, but leave an earlier one while this one still waits for answers."""
-    if asks and report.answers is None and run.done("evaluation"):
-        return
+def _keep(run: Run, policy: TriEncoder, report: EvaluationReport, picks: Picks) -> None:
+    """Write a comparison, also into the model card."""
     write_picks(run.path, picks)
     report.write(run.path)
     write_text(run.path / MARKDOWN, report_text(run.config.name, report, picks))
@@ -152,24 +165,6 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
             if encoder.backbone is not None:
                 encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
     return policies
-
-
-def _answerer(config: Settings, task: Task, llm: LanguageModel | None, orders: Mapping[str, str]) -> Answerer | None:
-    """The answerer for the selectors' picks, if the settings ask for one."""
-    settings, evaluation = config.llm, config.evaluation
-    if llm is None or not evaluation.asks(settings):
-        if settings.given and evaluation.answers is None:
-            logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", settings.model)
-        return None
-    return Answerer(
-        llm.generate,
-        llm.name,
-        llm.prompt,
-        orders,
-        queries=evaluation.answer_queries,
-        execution=build_execution(config, task.spec),
-        money=settings.money,
-    )
 
 
 def _barred(task: Task, split: str, held_out: HeldOut) -> Barred:

@@ -19,6 +19,7 @@ from langchain_rcr.policy.prompt import arranged
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.budget import estimate
+from rcr_trainer.evaluation.harness import spread
 from rcr_trainer.evaluation.report import EvaluationReport, read_picks
 from rcr_trainer.llm.cache import Estimate
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
@@ -347,16 +348,16 @@ def pace(cells: Sequence[Cell]) -> float | None:
     task, k = divide(config, load_split(config.data, config.seed)), config.k
     plain = (baselines.get_baseline(name) for name in compared(config, task))
     selector = next((each for each in plain if each.shows and not each.needs), None)
-    few, n = max(_FEW, config.llm.concurrency), min(len(task.test), config.evaluation.answer_queries or _MOST)
-    asked = [task.test[i * len(task.test) // n] for i in range(n)]
-    picks: Any = [range(k)] * n
+    few = max(_FEW, config.llm.concurrency)
+    asked = [task.test[at] for at in spread(len(task.test), config.evaluation.answer_queries or _MOST)]
+    picks: Any = [range(k)] * len(asked)
     if selector is not None:
         pool = [{"source": each.source, "target": each.target} for each in task.pool]
         picks = selector(pool).pick([query.source for query in asked], k)
     shown = [arranged([task.pool[at] for at in own], "reversed") for own in picks]
     prompts = [config.prompt.request(e, each.source, each.fields) for e, each in zip(shown, asked, strict=True)]
     with open_language_model(config, task) as llm:
-        for start in range(0, n, few):
+        for start in range(0, len(asked), few):
             begun = time.perf_counter()
             try:
                 llm.generate(prompts[start : start + few])
