@@ -24,8 +24,7 @@ from rcr_trainer.llm.scoring import Scorer
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """The pool positions that each query may not pick; None: no restrictions."""
 
-Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]
-"""Texts (n) to vectors (n, D) of any length."""
+Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]  # texts (n) to vectors (n, D) of any length
 
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 """Texts to the contextual vectors of their tokens, (tokens, D) per text."""
@@ -66,22 +65,14 @@ class Resources:
 class TradeOff(NamedTuple):
     """A number tuned on development queries; an untuned selector would be too easy to beat."""
 
-    parameter: str
-    """The attribute of the selector."""
-    grid: tuple[float, ...]
-    """The values to try."""
+    parameter: str  # the attribute of the selector
+    grid: tuple[float, ...]  # the values to try
 
 
 class Baseline(BaseExampleSelector, ABC):
     """An example selector that also picks positions for many queries at once.
 
     A subclass implements `_pick`, and `_fit` if it prepares something when the pool has changed.
-
-    Class attributes:
-        needs: the fields of `Resources` that it reads; with `spec` it reads the pool's programs.
-        oracle: whether it sees the gold programs: a ceiling, not a competitor.
-        shows: whether its picks are shown; if not, a prompt has no examples.
-        trade_off: what is tuned on development queries, if anything.
 
     Args:
         examples: the pool, one dict per example: the question under `source`, the program under `target`.
@@ -95,10 +86,10 @@ class Baseline(BaseExampleSelector, ABC):
         InputError: a resource that it needs is missing.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ()
-    oracle: ClassVar[bool] = False
-    shows: ClassVar[bool] = True
-    trade_off: ClassVar[TradeOff | None] = None
+    needs: ClassVar[tuple[str, ...]] = ()  # fields of `Resources`; with `spec` it reads the pool's programs
+    oracle: ClassVar[bool] = False  # whether it sees the gold programs: a ceiling, not a competitor
+    shows: ClassVar[bool] = True  # whether its picks are shown; if not, a prompt has no examples
+    trade_off: ClassVar[TradeOff | None] = None  # what is tuned on development queries, if anything
 
     def __init__(self, examples: Sequence[Mapping[str, Any]], *, k: int = 4, **resources: Any) -> None:
         self.k, self.resources = k, Resources(**resources)
@@ -117,10 +108,7 @@ class Baseline(BaseExampleSelector, ABC):
         return next((name for name, own in BASELINES.items() if own == place), type(self).__name__)
 
     def add_example(self, example: Mapping[str, Any]) -> str:
-        """Append an example to the pool.
-
-        Returns:
-            Its position, as a string.
+        """Append an example to the pool; returns its position, as a string.
 
         Raises:
             PoolError: a key is missing, or its value is not a string.
@@ -136,9 +124,8 @@ class Baseline(BaseExampleSelector, ABC):
     def select_examples(self, input_variables: Mapping[str, Any]) -> list[dict[str, Any]]:
         """The k examples picked for one query, in pick order.
 
-        Args:
-            input_variables: the query: as in LangChain's selectors, all values but `target`, joined by spaces in the
-                order of their keys. An oracle also needs `target`, the gold program.
+        As in LangChain's selectors, the query is all values but `target`, joined by spaces in the order of their keys.
+        An oracle also needs `target`, the gold program.
 
         Raises:
             InputError: a key is missing, a value is not a string, or the pool has fewer than k examples.
@@ -155,13 +142,9 @@ class Baseline(BaseExampleSelector, ABC):
     def pick(
         self, queries: Sequence[str], k: int, exclude: Exclude = None, references: Sequence[str] | None = None
     ) -> np.ndarray:
-        """Pick k examples for each of B queries; the picks for k begin those for any larger k.
+        """Pick k examples for each of B queries, without the positions that it may not pick.
 
-        Args:
-            queries: their texts.
-            k: picks per query.
-            exclude: for each query, the positions it may not pick.
-            references: the gold programs, for an oracle.
+        The picks for k begin those for any larger k. An oracle also needs the gold programs (`references`).
 
         Returns:
             (B, k) int64 positions in pick order, distinct within a row; ties go to the lowest.

@@ -24,8 +24,7 @@ from rcr_trainer.baselines.simple import BM25Selector
 from rcr_trainer.data.coverage import PoolStructures
 from rcr_trainer.data.okapi import BM25Scorer
 
-MASK, UNKNOWN = "<mask>", "<unk>"
-"""Placeholders for names and for values."""
+MASK, UNKNOWN = "<mask>", "<unk>"  # placeholders for names and for values
 _TOKEN = re.compile(rf"""(?<!\w)"[^"]*"|(?<!\w)'[^']*'(?!\w)|\d[\d.,]*\b|{WORD}|[^\w\s]""")
 _NEVER = re.compile(
     "a|all|an|and|are|as|at|be|by|do|does|each|every|find|for|from|give|have|how|in|is|it|list|many|me|most|much|not|of|on|"
@@ -39,8 +38,7 @@ _SQL = re.compile(
     "unique|update|value|varchar|view"
 )
 """Words of CREATE TABLE statements that aren't names, in the singular."""
-_ALIKE = 4.0
-"""More than any two cosines differ by."""
+_ALIKE = 4.0  # more than any two cosines differ by
 
 
 class BM25SchemaSelector(BM25Selector):

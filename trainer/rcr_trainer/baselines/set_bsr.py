@@ -20,10 +20,8 @@ from langchain_rcr.families.model_files import unit
 from rcr_trainer.baselines.base import Baseline, distinct
 from rcr_trainer.data.coverage import greedy_set_cover, row_blocks
 
-_PRODUCTS = 1 << 22
-"""Token similarities held in memory at once: 16 MiB."""
-_TEXTS = 4096
-"""Questions embedded at once."""
+_PRODUCTS = 1 << 22  # token similarities held in memory at once: 16 MiB
+_TEXTS = 4096  # questions embedded at once
 
 
 class SetBSRSelector(Baseline):

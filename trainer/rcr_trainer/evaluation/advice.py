@@ -15,10 +15,8 @@ from rcr_trainer.baselines import NO_EXAMPLES, STRONGEST
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Metric
 
-LITTLE = 1.0
-"""Points of coverage too few to be worth a trained retriever."""
-LOW_CEILING = 60.0
-"""Oracle coverage, %, below which more examples help more than a better selector."""
+LITTLE = 1.0  # points of coverage too few to be worth a trained retriever
+LOW_CEILING = 60.0  # Oracle coverage, %, below which more examples help more than a better selector
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,13 +43,10 @@ PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] |
 """(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
 Selector: TypeAlias = PickFunction | Baseline
 Selectors: TypeAlias = Mapping[str, Selector]
-Barred: TypeAlias = list[np.ndarray]
-"""For each query of a block, the positions it may not pick."""
 
 LATENCY_QUERIES = 25
 LATENCY_BATCH = 64
-LATENCY_ROUNDS = 3
-"""Repetitions of each timed call; the shortest counts."""
+LATENCY_ROUNDS = 3  # repetitions of each timed call; the shortest counts
 _RATES: dict[Metric, Callable[[Picked], float | None]] = {
     "coverage": lambda own: np.count_nonzero(own.covered) / len(own.covered),
     "full_coverage": lambda own: all(own.covered),
@@ -69,18 +66,11 @@ def evaluate(
     exclude: Exclude = None,
     **about: Any,
 ) -> tuple[EvaluationReport, Picks]:
-    """Measure every selector on the same queries and pool.
+    """Measure every selector (the trained retriever is `rcr`) on the same queries and pool.
 
-    Queries whose gold program doesn't parse (or has no structure) are left out and counted.
-
-    Args:
-        selectors: by name; the trained retriever is `rcr`.
-        pool: the candidates that positions refer to.
-        queries: with their gold programs.
-        spec: how programs are read.
-        k: picks per query.
-        exclude: for each query, the positions it may not pick; read a block of queries at a time.
-        **about: fields of the report that only the caller knows.
+    Queries whose gold program doesn't parse (or has no structure) are left out and counted. Positions refer to the
+    pool; those that a query may not pick (`exclude`) are read a block of queries at a time. `about` has fields of the
+    report that only the caller knows.
 
     Returns:
         The report, still without a language model's answers (`answer`), and each query that counts with all k picks.
@@ -98,7 +88,7 @@ def evaluate(
         for q in asked
     ]
 
-    def barred(part: slice) -> Barred:
+    def barred(part: slice) -> list[np.ndarray]:
         own = [() if exclude is None else exclude[i] for i in kept[part]]
         return checked_exclude(own, len(own), len(pool), k)
 
@@ -123,14 +113,20 @@ def evaluate(
     return report, picks
 
 
-def _picked(selector: Selector, asked: Picks, k: int, excluded: Barred) -> np.ndarray:
+def _picked(selector: Selector, asked: Picks, k: int, excluded: list[np.ndarray]) -> np.ndarray:
     """Positions (B, k)."""
     pick = selector.pick if isinstance(selector, Baseline) else selector
     return np.asarray(pick([each.question for each in asked], k, excluded, [each.gold for each in asked]))
 
 
 def _put_picks(
-    name: str, selector: Selector, asked: Picks, pool: Sequence[Example], k: int, excluded: Barred, spec: ProgramSpec
+    name: str,
+    selector: Selector,
+    asked: Picks,
+    pool: Sequence[Example],
+    k: int,
+    excluded: list[np.ndarray],
+    spec: ProgramSpec,
 ) -> None:
     """Keep the picks that a selector shows, and which of them cover what."""
     kind: Kind = "trained"
@@ -173,7 +169,9 @@ def _put_rates(report: EvaluationReport, asked: Picks, *metrics: Metric) -> None
             report.selectors[name].intervals[metric] = interval
 
 
-def _put_times(report: EvaluationReport, selectors: Selectors, asked: Picks, barred: Callable[[slice], Barred]) -> None:
+def _put_times(
+    report: EvaluationReport, selectors: Selectors, asked: Picks, barred: Callable[[slice], list[np.ndarray]]
+) -> None:
     """Time a question alone and one in a batch, in ms, for every selector that shows picks.
 
     Selectors take turns at each question, so that other load on the machine falls on all of them. Each has picked
@@ -212,22 +210,14 @@ def answer(
     execution: Reward | None = None,
     money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None,
 ) -> None:
-    """Have a language model answer with the picks of all selectors; what it answers goes into report and picks.
+    """Ask a language model, by `ask`, with the picks of all selectors, and put its answers into report and picks.
 
-    One selector at a time, so that the first ones are complete once a budget is spent. A selector with prompts too long
-    for the model is left out.
+    Each prompt is asked once, one selector after the other, so that the first ones are complete when a budget is spent.
+    A selector with prompts too long for the model is left out.
 
-    Args:
-        report: see `evaluate`, as for picks and spec.
-        picks: those of the selectors.
-        spec: how programs are read.
-        ask: prompts, each asked once → answers, whose `program` is None where they hold none.
-        model: its name, for the report.
-        prompt: how it is asked.
-        orders: of the picks in a prompt, by selector; by default the first pick, the most similar, comes last.
-        queries: how many queries it is asked, evenly spaced; None: all.
-        execution: scores answers by their results (`rcr_trainer.rewards.execution`), if there is a database.
-        money: dollars for these numbers of prompt and completion tokens; None without prices.
+    Prompts show the first pick, the most similar, last, unless `orders` says otherwise for a selector. `queries` is how
+    many queries are asked, evenly spaced (None: all). `execution` scores answers by their results, if there is a
+    database. `money` gives the dollars for numbers of prompt and completion tokens, None without prices.
 
     Raises:
         LLMError: it can't be asked. A spent budget or too long a prompt is no error.

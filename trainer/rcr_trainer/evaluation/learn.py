@@ -51,10 +51,8 @@ _STEPS = (2**0.25, 2**0.5, 2.0)
 ω = 0.5 could be drawn at `explore` 5 on COVR, and three in four of those at 1."""
 _GLANCE, _HOPELESS = 500, 0.8
 """A variant is given up if less than this share of its picks could be drawn on this many questions."""
-_TOGETHER = 3
-"""The most changes tried in combination."""
-_AT_ONCE = 1 << 24
-"""The most numbers of one array."""
+_TOGETHER = 3  # the most changes tried in combination
+_AT_ONCE = 1 << 24  # the most numbers of one array
 _REDRAWN = 39
 """A gain must beat those of this many logs of nothing but chance: one in forty such logs does, as at the lower end of a
 95 % interval. The bootstrap alone took chance for better in one of fifteen small logs: most changes concern few picks,
@@ -134,8 +132,7 @@ class Policy:
 
     def __init__(self, retriever: SequentialCompositionalRetriever, seed: int = 0) -> None:
         self.retriever, self.model, self.seed = retriever, retriever.store.encoder, seed
-        self.texts: list[str] = []
-        """The different questions."""
+        self.texts: list[str] = []  # the different questions
         self._pool = self.model.featurize_pool(_pool(retriever).items(self.model.prefer))
         self._settings = self.model.config
 

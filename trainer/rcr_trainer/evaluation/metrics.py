@@ -49,15 +49,10 @@ def interval_of(values: np.ndarray, clusters: Sequence[Hashable]) -> np.ndarray:
 def paired_intervals(
     rates: Mapping[str, np.ndarray], programs: Sequence[Hashable], homes: Sequence[Hashable] = ()
 ) -> dict[str, Interval]:
-    """The 95 % interval of ours minus each other selector, in points.
+    """By selector, the 95 % interval of ours minus its rates (B,), from 0 to 1, in points.
 
-    Args:
-        rates: (B,) by selector, from 0 to 1.
-        programs: the B gold programs; questions with the same one are drawn together.
-        homes: the B databases; questions of the same one are drawn together if FEW_PROGRAMS or more differ.
-
-    Returns:
-        By selector, except ours; empty without ours, or with fewer than FEW_PROGRAMS different programs.
+    Questions with the same one of B programs are drawn together or, if FEW_PROGRAMS or more databases (`homes`) differ,
+    those of a database. There are no intervals without ours, or for fewer than FEW_PROGRAMS different programs.
     """
     others = [name for name in rates if name != OURS]
     if OURS not in rates or not others or len(set(programs)) < FEW_PROGRAMS:

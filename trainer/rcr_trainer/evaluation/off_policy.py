@@ -23,10 +23,8 @@ from langchain_rcr.policy.selection import EXPLORED, drawn_from
 FloatArray = NDArray[np.float64]
 IntArray = NDArray[np.int64]
 
-CLIP = 50.0
-"""The largest weight of a question."""
-_RIDGE = 1.0
-"""Added to the squares of standardised features; worth less than one question each."""
+CLIP = 50.0  # the largest weight of a question
+_RIDGE = 1.0  # added to the squares of standardised features; worth less than one question each
 
 
 def walk(
@@ -40,17 +38,10 @@ def walk(
     k: int = 0,
     random: np.random.Generator | None = None,
 ) -> tuple[IntArray, FloatArray]:
-    """Follow given picks, or draw some, as a served policy that explores does (`Options.explore`).
+    """Follow picks (B, k) or, given a generator, draw k as a served policy that explores does (`Options.explore`).
 
-    Args:
-        queries: E_x, (B, D).
-        state: how picks compose.
-        pool: (N, D).
-        tau: (B,) the temperature of each question's draws.
-        allowed: numbers (B,) and (N,): a question gets only examples with its number.
-        picks: (B, k) those to follow; None: draw.
-        k: how many to draw.
-        random: the generator to draw with.
+    The temperature τ (B,) is that of each question's draws. `allowed` has numbers (B,) and (N,): a question gets only
+    examples with its number.
 
     Returns:
         Picks (B, k), and the log-probability of each (B, k); −inf where one can't be drawn.

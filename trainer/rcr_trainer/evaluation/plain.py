@@ -33,8 +33,7 @@ from rcr_trainer.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-_POOL_QUERIES = 200
-"""About this many of the pool's examples stand in for missing development queries."""
+_POOL_QUERIES = 200  # about this many of the pool's examples stand in for missing development queries
 
 
 @dataclass(slots=True)
@@ -59,16 +58,9 @@ def plain_selectors(
     """Build the baselines for one pool.
 
     A baseline is left out if it lacks a resource, can't load its model or can't learn (the language model scores no
-    texts, or its budget is spent).
-
-    Args:
-        pool: the candidates.
-        resources: what the baselines need. Each embeds the questions of pool and dev again, so `embed` should cache
-            their vectors.
-        dev: queries on which trade-offs are chosen.
-        k: picks that they are chosen for, and that `select_examples` returns.
-        exclude_dev: for each dev query, the positions it may not pick.
-        names: those to build; None: all. Nothing is spent on the others.
+    texts, or its budget is spent). Trade-offs are chosen for k picks on the dev queries, given the positions that each
+    may not pick. Nothing is spent on baselines that aren't in `names` (None: all). Each embeds the questions of pool and
+    dev again, so `resources.embed` should cache their vectors.
     """
     examples = [{"source": example.source, "target": example.target, **example.fields} for example in pool]
     plain = PlainSelectors()

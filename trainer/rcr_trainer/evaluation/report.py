@@ -192,8 +192,7 @@ class Question:
     home: str = ""  # its database, if any (`Item.home`); not in the file
 
 
-Picks: TypeAlias = Sequence[Question]
-"""Every question has the same selectors."""
+Picks: TypeAlias = Sequence[Question]  # every question has the same selectors
 
 
 def write_picks(directory: str | Path, picks: Picks) -> None:

@@ -29,8 +29,7 @@ from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import DPPSelector
 from rcr_trainer.paper.learned import EPRSelector, IntArray
 
-MARGIN = 0.02
-"""From their training script."""
+MARGIN = 0.02  # from their training script
 _JITTER = 1e-4
 """Added to the diagonal of S, so that a set with two equal examples has a small volume, and a gradient, not none."""
 

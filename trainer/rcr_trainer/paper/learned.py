@@ -38,8 +38,7 @@ States = Callable[[IntArray, IntArray], Tensor]
 """Queries (S,) and their numbers of picks (S,) → state vectors (S, D), with gradients."""
 MaterialT = TypeVar("MaterialT")
 
-_GRID = 1e-5
-"""Logits are rounded to this, so that exact ties stay ties whatever batch a text was encoded in."""
+_GRID = 1e-5  # logits are rounded to this, so that exact ties stay ties whatever batch a text was encoded in
 
 
 class LearnedSelector(Baseline):
@@ -122,13 +121,9 @@ class LearnedSelector(Baseline):
     ) -> None:
         """Train E_c, and whatever makes the states, by InfoNCE with in-batch and hard negatives.
 
-        Args:
-            model: the encoders.
-            rows: (Q,) the training questions, which never get themselves.
-            ranked: (Q, k, L) candidates of each question at each step, the most helpful first.
-            best: positives are drawn from this many of the first, hard negatives from the last `extreme`.
-            sequences: (Q, k) picks whose prefixes are the states.
-            states: makes the state vectors.
+        The Q training questions (`rows`) never get themselves. `ranked` (Q, k, L) are each one's candidates at each
+        step, the most helpful first: positives are drawn from the `best` first, hard negatives from the last `extreme`.
+        The states are the prefixes of the sequences (Q, k).
         """
         every, own, pool = np.argwhere(np.ones(sequences.shape, dtype=bool)), list(rows[:, None]), self._items
         candidates, device = model.candidate.featurize(pool), next(model.parameters()).device

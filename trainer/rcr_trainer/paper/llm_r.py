@@ -24,8 +24,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.paper.learned import EPRSelector, FloatArray, IntArray, question_batches
 
-NEGATIVES = 7
-"""Less helpful examples besides the most helpful one, as in LLM-R."""
+NEGATIVES = 7  # less helpful examples besides the most helpful one, as in LLM-R
 
 
 class LLMRSelector(EPRSelector):

@@ -110,15 +110,10 @@ def sequences(
     k: int,
     rng: np.random.Generator,
 ) -> tuple[IntArray, IntArray]:
-    """Rank candidates step by step, each step beside the examples already chosen.
+    """Rank candidates in k steps, each step beside the examples already chosen.
 
-    Args:
-        score: (rows, the examples shown to each) → log-likelihoods of the rows' programs.
-        rows: (Q,) the training questions, which are never their own candidates.
-        pool: N.
-        size: L, candidates at a step; fewer if the pool has no more.
-        k: steps.
-        rng: draws the candidates, and the one that is chosen.
+    `score` gives the log-likelihoods of programs, given rows and the examples shown to each. The rows (Q,) are training
+    questions, which are never their own candidates. At a step there are L candidates: `size`, or as many as there are.
 
     Returns:
         ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
@@ -149,14 +144,9 @@ def beam(
 ) -> IntArray:
     """The sequences (B, k) with the largest sum of logits that a beam finds; ties go to the lowest positions.
 
-    The sequences for k are the beginnings of those for any larger k.
-
-    Args:
-        logits: (queries (R,), their picks so far (R, t)) → logits (R, N).
-        excluded: for each of the B queries, the positions it may not pick.
-        k: picks per query.
-        width: sequences kept for each query.
-        horizon: length of the sequences that compete, whatever k is; further picks are greedy.
+    `logits` maps queries (R,) and their picks so far (R, t) to logits (R, N). `width` sequences of each query compete
+    up to the length `horizon`, whatever k is; further picks are greedy. So the sequences for k begin those for any
+    larger k.
     """
     beams: list[tuple[int, float, tuple[int, ...]]] = [(query, 0.0, ()) for query in range(len(excluded))]
     for step in range(max(k, horizon)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import tarfile
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,8 +17,7 @@ from rcr_trainer.runs.tasks import download_corpus
 GEOQUERY = tuple(name if name == "standard" else f"csl_{name}" for name in PUBLISHED)
 """The paper's eight: all but the standard one are from google-research/language, language/compgen/csl."""
 COVR = tuple(f"covr-{number}" for number in (8, 25, 34, 43, 48, 51, 99, 100, 110, 115))
-FOLDED = ("academic", "imdb", "yelp")
-"""The text2sql-data files with folds: a run's seed is its test fold."""
+FOLDED = ("academic", "imdb", "yelp")  # the text2sql-data files with folds: a run's seed is its test fold
 
 
 def named_splits(text: str) -> list[str]:
@@ -89,8 +88,8 @@ def _unpacked(folder: Path, into: Path) -> Path:
     if folder.is_dir() or not archive.is_file():
         return folder
     if not made.is_dir():
-        with atomic_directory(into) as fresh, tarfile.open(archive) as packed:
-            packed.extractall(fresh, filter="data")
+        with atomic_directory(into) as fresh:
+            shutil.unpack_archive(archive, fresh, filter="data")
     return made
 
 

@@ -39,10 +39,8 @@ _OF_A_FAMILY = ("model", "sft", "grpo")
 _COSTS = ("queries", "batch_size", "group_size", "epochs", "max_steps")
 """GRPO's settings that hold for every family."""
 _OF_SFT = ("threads", "data", "program", "model", "sft")
-_TRAINED = Variant(GRPO, ALONE, {})
-"""The policy that some variants only evaluate."""
-_FEW, _MOST = 3, 64
-"""Prompts that measure the language model's speed: at least _FEW at a time, _MOST in all."""
+_TRAINED = Variant(GRPO, ALONE, {})  # the policy that some variants only evaluate
+_FEW, _MOST = 3, 64  # prompts that measure the language model's speed: at least _FEW at a time, _MOST in all
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,9 @@ from rcr_trainer.paper.splits import COVR, GEOQUERY
 from rcr_trainer.runs.layers import merged
 from rcr_trainer.training.registry import ADVANTAGES
 
-Settings: TypeAlias = Mapping[str, Mapping[str, Any]]
-"""By section."""
+Settings: TypeAlias = Mapping[str, Mapping[str, Any]]  # by section
 
-REST = "*"
-"""In a variant's rows: all selectors not named there."""
+REST = "*"  # in a variant's rows: all selectors not named there
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +92,11 @@ IN_PLACE = f"{_RCR} ({DEFAULT_FAMILY})"
 _IN_PLACE = {OURS: Row(IN_PLACE), WITHOUT_RL: Row(f"{IN_PLACE} w/o RL")}
 _MANY: str = published()["many_shots"]
 _EXACT, _PICKING = {"exact_match": "exact match (%)"}, {"pick_seconds": "seconds to pick for all test questions"}
-ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}
-"""Settings that compare ours with no other selector."""
+ALONE: dict[str, Any] = {"evaluation": {"selectors": []}}  # settings that compare ours with no other selector
 _STEPS, _SHOTS, _SIZES = (1, 2, 3, 4, 6, 8), (10, 20, 100, 150), (10, 20, 40, 60, 80, 100, 110)
 _GROUPS = (2, 4, 8, 16, 32, 64)
-GRPO = "grpo"
-"""The variant that most tables have: both stages, and every selector beside them."""
-RIVALS: tuple[str, ...] = tuple(published()["rivals"])
-"""The selectors of the main table, the paper's first."""
+GRPO = "grpo"  # the variant that most tables have: both stages, and every selector beside them
+RIVALS: tuple[str, ...] = tuple(published()["rivals"])  # the selectors of the main table, the paper's first
 
 
 def _advantage(label: str) -> Variant:
