@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,6 +18,7 @@ from rcr_trainer.rewards import ProgramError, execution
 from reports import report as report_on
 from reports import scores as scores_of
 
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec()
@@ -57,7 +58,8 @@ def both(selectors, program_of, queries=QUERIES, limit=None, given=MappingProxyT
 
     report, picks = evaluate(selectors, POOL, queries, SPEC, k=2, split="toy", seed=0)
     assert report.answers is None
-    answer(report, picks, SPEC, answers, model="fake-lm", queries=limit, **given)
+    llm = SimpleNamespace(generate=answers, name="fake-lm", prompt=APPENDIX_D)
+    answer(report, picks, SPEC, llm, queries=limit, **given)
     return report, picks
 
 

@@ -1,6 +1,7 @@
 """picks.jsonl by hand, written whole, read back."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from rcr_trainer.evaluation.harness import answer, evaluate
 from rcr_trainer.evaluation.report import read_picks, write_picks
 from rcr_trainer.llm.cache import Answer
 
+from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
 
 POOL = [Example(str(i), f"q{i}", target) for i, target in enumerate(["a ( b )", "c", "a ( d )", "zz ( y )"])]
@@ -40,13 +42,14 @@ def test_rows_by_hand():
 
 
 def test_answers_are_kept_with_the_picks():
-    def ask(prompts):
+    def generate(prompts):
         return [
             Answer("a(b)", program="a(b)") if "a ( d )" in prompt else Answer(None, "refused") for prompt in prompts
         ]
 
     report, picks = picked()
-    answer(report, picks, ProgramSpec(), ask, model="m", queries=1)
+    llm = SimpleNamespace(generate=generate, name="m", prompt=APPENDIX_D)
+    answer(report, picks, ProgramSpec(), llm, queries=1)
     row = picks[0].selectors["rcr"]
     assert (row.answer, row.exact, row.jaccard) == ("a(b)", True, 1.0)
     row = picks[0].selectors["random"]

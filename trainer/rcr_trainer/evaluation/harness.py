@@ -15,7 +15,7 @@ from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import checked_exclude
-from langchain_rcr.policy.prompt import APPENDIX_D, Prompt, Request, arranged
+from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline, Exclude
 from rcr_trainer.data import Example, shared
@@ -35,6 +35,7 @@ from rcr_trainer.evaluation.report import (
 )
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
+from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)
@@ -201,16 +202,14 @@ def answer(
     report: EvaluationReport,
     picks: Picks,
     spec: ProgramSpec,
-    ask: Callable[[Sequence[Request]], Sequence[Answer]],
+    llm: LanguageModel,
     *,
-    model: str,
-    prompt: Prompt = APPENDIX_D,
     orders: Mapping[str, str] = MappingProxyType({}),
     queries: int | None = None,
     execution: Reward | None = None,
     money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None,
 ) -> None:
-    """Ask a language model, by `ask`, with the picks of all selectors, and put its answers into report and picks.
+    """Ask a language model with the picks of all selectors, and put its answers into report and picks.
 
     Each prompt is asked once, one selector after the other, so that the first ones are complete when a budget is spent.
     A selector with prompts too long for the model is left out.
@@ -229,10 +228,10 @@ def answer(
     unpaid = False
     for at, name in enumerate(names):
         shown = [arranged(each.selectors[name].picks, orders.get(name, "reversed")) for each in asked]
-        prompts = [prompt.request(e, each.question, each.fields) for e, each in zip(shown, asked, strict=True)]
+        prompts = [llm.prompt.request(e, each.question, each.fields) for e, each in zip(shown, asked, strict=True)]
         wanted = [own for own in dict.fromkeys(prompts) if own not in given]
         try:
-            given |= zip(wanted, ask(wanted) if wanted else (), strict=True)
+            given |= zip(wanted, llm.generate(wanted) if wanted else (), strict=True)
         except (BudgetExceeded, TooLongError) as error:
             reasons[str(error)] = None
             unpaid = isinstance(error, BudgetExceeded)
@@ -247,7 +246,7 @@ def answer(
         cost = money(read, written)
         scores.cost = None if cost is None else 1000 * cost / len(asked)
     report.answers = AnswersAsked(
-        model,
+        llm.name,
         len(asked),
         len({each.program for each in asked}),
         "; ".join(reasons),

@@ -59,8 +59,8 @@ def plain_selectors(
 
     A baseline is left out if it lacks a resource, can't load its model or can't learn (the language model scores no
     texts, or its budget is spent). Trade-offs are chosen for k picks on the dev queries, given the positions that each
-    may not pick. Nothing is spent on baselines that aren't in `names` (None: all). Each embeds the questions of pool and
-    dev again, so `resources.embed` should cache their vectors.
+    may not pick. Nothing is spent on baselines that aren't in `names` (None: all). Each embeds pool and dev again, so
+    `resources.embed` should cache their vectors.
     """
     examples = [{"source": example.source, "target": example.target, **example.fields} for example in pool]
     plain = PlainSelectors()
