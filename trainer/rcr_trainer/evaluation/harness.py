@@ -181,8 +181,7 @@ def _put_times(
     timed = {name: selector for name, selector in selectors.items() if getattr(selector, "shows", True)}
     count = len(asked)
     batch = min(LATENCY_BATCH, count)
-    sample = np.linspace(0, count - 1, min(LATENCY_QUERIES, count)).astype(int).tolist()
-    parts = [*(slice(i, i + 1) for i in sample), slice(batch)]
+    parts = [*(slice(at, at + 1) for at in spread(count, LATENCY_QUERIES)), slice(batch)]
     times = np.empty((len(parts), LATENCY_ROUNDS, len(timed)))
     for own, part in zip(times, track(parts, "timing selectors"), strict=True):
         excluded = barred(part)
