@@ -102,3 +102,5 @@ def test_how_cost_grows_is_drawn_from_what_was_measured(serving):
     assert panels[1].get_title(loc="left") == "by k, 100 examples"
     assert lines[2]["dense"] == [[1, 2], [8, 0.5]]
     assert lines[5]["all else, s"] == [[600, 5]]
+    (only,) = scaling.alone(results).axes
+    assert {line.get_label(): line.get_xydata().tolist() for line in only.lines} == lines[0]
