@@ -2,7 +2,7 @@
 
     python benchmarks/large.py --sizes 100000,1000000 --out large.json
 
-Pools and timing are serving.py's; a million examples take ten minutes or more and 11 GB. "lost" is the share by which the
+Pools and timing are serving.py's; a million examples take ten minutes and 11 GB. "lost" is the share by which the
 logits of picks by inverted lists (`FaissIndex("ivf")`) fall short of the exact ones, summed over 64 questions. The scan
 is timed beside both kinds of vectors; the table shows the one beside the sparse ones.
 
