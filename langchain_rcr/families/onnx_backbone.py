@@ -116,6 +116,7 @@ class OnnxBackbone(PretrainedBackbone):
         stored.base = INSIDE
         if int8 and self.kind != "onnx":
             stored.kind, stored._arrays = "onnx", bert.smaller(self._arrays)
+            stored.__dict__.pop("_session", None)  # a model that was reopened has one already
         return stored
 
     def save(self, folder: Path) -> None:
