@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from langchain_rcr.basics.extras import library_versions
-from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.progress import bar, track
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.policy.prompt import Request, arranged
@@ -93,10 +93,13 @@ def evaluate(
         own = [() if exclude is None else exclude[i] for i in kept[part]]
         return checked_exclude(own, len(own), len(pool), k)
 
-    for block in row_blocks(len(picks), len(pool)):
-        excluded = barred(block)
-        for name, selector in track(list(selectors.items()), "comparing selectors"):
-            _put_picks(name, selector, picks[block], pool, k, excluded, spec)
+    blocks = [*row_blocks(len(picks), len(pool))]
+    with bar("comparing selectors", len(blocks) * len(selectors)) as shown:
+        for block in blocks:
+            excluded = barred(block)
+            for name, selector in selectors.items():
+                _put_picks(name, selector, picks[block], pool, k, excluded, spec)
+                shown.update()
     report = EvaluationReport(
         k=k,
         n=len(picks),
