@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING, Any
 
 from common import limit_threads, sweep
 from pools import COLUMNS, QUESTIONS, dense, structures
-from serving import FADE, K, markdown, retriever, scanned, timed
+from ratios import markdown
+from serving import FADE, K, retriever, scanned, timed
 
 if TYPE_CHECKING:
     import numpy as np
