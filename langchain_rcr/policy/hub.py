@@ -20,7 +20,7 @@ from langchain_rcr.policy.manifest import FILES
 from langchain_rcr.programs import ProgramSpec, about
 
 PREFIX = "hub:"
-WHERE_FROM = "which is on no package index yet: pip install a clone, or the wheel that `make dist` builds there"
+WHERE_FROM = "which isn't on PyPI yet: pip install a clone, or the wheel that `make dist` builds there"
 """How to get this distribution."""
 
 _TAGS = ("langchain", "few-shot", "in-context-learning", "example-selector", "semantic-parsing")

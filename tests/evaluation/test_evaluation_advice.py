@@ -53,7 +53,7 @@ def beside(ours, its, width):
 
 
 ONLY_ANSWERS = (
-    "Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can "
+    "Coverage doesn't tell whether rcr is worth deploying: only your language model's answers can "
     "(evaluation.answers: true)."
 )
 
@@ -63,17 +63,17 @@ ONLY_ANSWERS = (
 
 def test_a_language_models_answers_decide():
     assert advise(make(exact=(60.0, 40.0), answers=ANSWERS)) == (
-        "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). With rcr's "
-        "picks (k = 4, the first one last) gpt-x answers 60.0 % of 200 questions exactly, with those of set_bsr, "
-        "the best plain selector "
-        "in that, 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth deploying."
+        "The oracle, which sees the gold programs, covers 90.0 % of them in 4 picks. With rcr's picks (k = 4, the "
+        "first one last) gpt-x gives the gold program for 60.0 % of 200 questions, with those of set_bsr, the best "
+        "plain selector by this measure, for 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth "
+        "deploying."
     )
     text = advise(make(exact=(30.0, 40.0), answers=ANSWERS))
     assert text.endswith("-10.0 points, 95 % interval -12.0 to -8.0. rcr is not worth deploying here: use set_bsr.")
     assert "overage" not in text
     unclear = advise(make(exact=(41.0, 40.0), answers=ANSWERS))
     assert unclear.endswith(
-        "That is no clear difference: set_bsr, which needs no training, will do, unless more questions decide."
+        "That is no clear difference: set_bsr, which needs no training, will do unless more questions decide it."
     )
 
 
@@ -84,26 +84,24 @@ def test_more_answers_are_never_advised_against_whatever_coverage_says():
 
 def test_the_rival_is_the_best_plain_selector_in_exact_match():
     text = advise(make(exact=(60.0, 40.0), more={"fixed": {"exact_match": 45.0}}, answers=ANSWERS))
-    assert "with those of fixed, the best plain selector in that, 45.0 %: +15.0 points" in text
+    assert "with those of fixed, the best plain selector by this measure, for 45.0 %: +15.0 points" in text
 
 
 def test_rows_decide_where_a_database_tells_them_whatever_exact_match_says():
     text = advise(make(exact=(30.0, 40.0), rows=(60.0, 50.0), answers=ROWS))
     assert text.endswith(
         "With rcr's picks (k = 4, the first one last) gpt-x gets the right rows for 60.0 % of 190 questions, with "
-        "those of set_bsr, the best plain selector in that, 50.0 %: +10.0 points, 95 % interval +8.0 to +12.0. rcr is "
-        "worth deploying."
+        "those of set_bsr, the best plain selector by this measure, for 50.0 %: +10.0 points, 95 % interval +8.0 to "
+        "+12.0. rcr is worth deploying."
     )
     worse = advise(make(exact=(60.0, 40.0), rows=(50.0, 60.0), more={"dpp": {"execution": 61.0}}, answers=ROWS))
-    assert "with those of dpp, the best plain selector in that, 61.0 %: -11.0 points" in worse
+    assert "with those of dpp, the best plain selector by this measure, for 61.0 %: -11.0 points" in worse
     assert worse.endswith("rcr is not worth deploying here: use dpp.")
     assert advise(make(exact=(60.0, 40.0), rows=(50.5, 50.0), answers=ROWS)).endswith(
-        "That is no clear difference: set_bsr, which needs no training, will do, unless more questions decide."
+        "That is no clear difference: set_bsr, which needs no training, will do unless more questions decide it."
     )
     nothing = advise(make(exact=(30.0, 20.0), rows=(0.0, 0.0), answers=ROWS))
-    said = (
-        "Neither with rcr's picks nor with a plain selector's does gpt-x get the right rows for any of 190 questions."
-    )
+    said = "With neither rcr's picks nor a plain selector's does gpt-x get the right rows for any of 190 questions."
     assert said in nothing
     assert ONLY_ANSWERS.replace(" (evaluation.answers: true)", "") in nothing
 
@@ -124,12 +122,12 @@ def test_where_it_answers_best_without_examples_that_is_advised(answers):
         best = {"no_examples": {"exact_match": 42.0, "execution": 42.0}}
         return advise(make(exact=(ours, 25.0), rows=answers.told and (ours, 25.0), more=best, answers=answers))
 
-    beside = ", without examples, the best of what needs no training, 42.0 %: "
+    beside = ", without examples, the best of what needs no training, for 42.0 %: "
     assert f"{beside}-10.0 points" in advised(32.0)
     assert advised(32.0).endswith("rcr is not worth deploying here: ask without examples.")
     assert advised(43.0).endswith(
-        "That is no clear difference: asking without examples, which needs no training, will do, unless more questions "
-        "decide."
+        "That is no clear difference: asking without examples, which needs no training, will do unless more questions "
+        "decide it."
     )
     assert advised(62.0).endswith(f"{beside}+20.0 points, 95 % interval +18.0 to +22.0. rcr is worth deploying.")
 
@@ -137,9 +135,11 @@ def test_where_it_answers_best_without_examples_that_is_advised(answers):
 def test_no_examples_are_no_rival_in_coverage():
     nothing = {"full_coverage": 0.0}
     report = report_on({"rcr": scores(9.0, **nothing), "no_examples": scores(0.0, **nothing)})
-    assert advise(report).endswith("No plain selector was run, so nothing is said of whether rcr is worth deploying.")
+    assert advise(report).endswith(
+        "No plain selector was run, so there is no verdict on whether rcr is worth deploying."
+    )
     report.selectors["bm25"] = scores(5.0, **nothing)
-    assert "with those of bm25, the best plain selector in that" in advise(report)
+    assert "those of bm25, the best plain selector by this measure" in advise(report)
 
 
 def test_answers_to_few_programs_leave_it_to_coverage():
@@ -153,7 +153,7 @@ def test_answers_to_few_programs_leave_it_to_coverage():
 
 def test_nothing_answered_whoever_picks():
     text = advise(make(exact=(0.0, 0.0), answers=ANSWERS))
-    assert "Neither with rcr's picks nor with a plain selector's does gpt-x answer any of 200 questions." in text
+    assert "With neither rcr's picks nor a plain selector's does gpt-x give the gold program for any of 200" in text
     assert ONLY_ANSWERS.replace(" (evaluation.answers: true)", "") in text
 
 
@@ -170,9 +170,9 @@ def test_selectors_without_answers():
 
 def test_without_answers_full_coverage_is_told():
     assert advise(make()) == (
-        "With 4 picks the data allows covering 90.0 % of the gold programs (the oracle, which sees them). Everything "
-        "that the gold program needs is in rcr's picks for 30.0 % of 200 questions, 20.0 % with those of "
-        "set_bsr, the best plain selector in that: +10.0 points, 95 % interval +8.0 to +12.0. " + ONLY_ANSWERS
+        "The oracle, which sees the gold programs, covers 90.0 % of them in 4 picks. rcr's picks show everything that "
+        "the gold program needs for 30.0 % of 200 questions, those of set_bsr, the best plain selector by this "
+        "measure, for 20.0 %: +10.0 points, 95 % interval +8.0 to +12.0. " + ONLY_ANSWERS
     )
 
 
@@ -186,11 +186,11 @@ def test_coverage_decides_nothing(full):
 def test_the_data_allow_little():
     text = advise(make(oracle=50.0))
     assert text.startswith(
-        "With 4 picks the data allows covering only 50.0 % of the gold programs (the oracle, which sees them): the "
-        "rest is out of any selector's reach and takes more examples, or more picks."
+        "The oracle, which sees the gold programs, covers only 50.0 % of them in 4 picks: no selector can cover the "
+        "rest without more examples or more picks."
     )
     assert "more examples" not in advise(make(oracle=80.0))
-    assert advise(make(oracle=None)).startswith("Everything that the gold program needs is in rcr's picks")
+    assert advise(make(oracle=None)).startswith("rcr's picks show everything that the gold program needs")
 
 
 @pytest.mark.parametrize("exact", [None, (99.0, 1.0)])
@@ -198,24 +198,26 @@ def test_too_few_programs(exact):
     answers = exact and AnswersAsked("gpt-x", 500, 29)
     text = advise(make(exact=exact, answers=answers, n=500, programs=29, more={"rcr_without_rl": {}}))
     assert (
-        "Different programs among the 500 questions: 29. That is too few to tell whether rcr is worth deploying, which "
-        "takes 30 or more."
+        "Number of different programs among the 500 questions: 29, too few to tell whether rcr is worth deploying (it "
+        "takes 30)."
     ) in text
-    assert "Whether reinforcement helped can't be told (full coverage: +10.0 points)." in text
+    assert "There is no telling whether reinforcement helped (full coverage: +10.0 points)." in text
     assert not re.search(r"interval|use set_bsr|needs no training|was not run", text)
 
 
 def test_no_verdict_on_nothing():
     alone = make()
     del alone.selectors["set_bsr"], alone.selectors["bm25"]
-    assert advise(alone).endswith("No plain selector was run, so nothing is said of whether rcr is worth deploying.")
+    assert advise(alone).endswith(
+        "No plain selector was run, so there is no verdict on whether rcr is worth deploying."
+    )
     assert advise(report_on({"bm25": scores(80.0)})) == "The trained retriever was not evaluated."
 
 
 def test_what_was_not_run_and_what_is_odd_is_said():
     weak = make()
     del weak.selectors["set_bsr"]
-    said = "set_bsr, as a rule the strongest plain selector, was not run: it may come closer."
+    said = "set_bsr, usually the strongest plain selector, was not run: it may come closer."
     assert advise(weak).endswith(said)
     assert said not in advise(make())
     text = advise(make(repeated=12))
@@ -288,7 +290,7 @@ def drawn(rng):
 
 VERDICTS = {
     "few": "too few to tell whether rcr is worth deploying",
-    "nothing": "so nothing is said of whether rcr is worth deploying",
+    "nothing": "so there is no verdict on whether rcr is worth deploying",
     "deploy": "rcr is worth deploying",
     "worse": "rcr is not worth deploying here",
     "unclear": "That is no clear difference",
@@ -380,4 +382,4 @@ def test_the_paragraph_and_the_table_round_alike(tmp_path):
     report.write(tmp_path)
     read = EvaluationReport.read(tmp_path)
     assert f"{read.oracle.coverage:.1f}" == "86.7"
-    assert "allows covering 86.7 %" in advise(report)
+    assert "covers 86.7 %" in advise(report)

@@ -51,8 +51,10 @@ def test_stats_in_words_and_figures() -> None:
     stats.failures["refused"] += 2
     assert stats.distinct_share == 0.4
     assert stats.money == pytest.approx(0.007)
-    assert str(stats).startswith("nominal calls 10, distinct calls 4, distinct share 0.4, cached 1, paid calls 3, ")
-    assert str(stats).endswith("money 0.007, no program refused 2")
+    assert str(stats) == (
+        "10 prompts (4 distinct), 3 calls, 1,000 prompt and 500 completion tokens, $0.007, "
+        "2 without a program (refused)"
+    )
     assert stats.figures()["no_program_refused"] == 2
     assert stats.figures()["money"] == stats.money
     assert Stats(LLMSettings()).money is None

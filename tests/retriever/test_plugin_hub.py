@@ -197,4 +197,4 @@ def test_a_run_puts_its_data_and_figures_into_the_card(here):
 def test_a_card_names_what_serving_needs(base: str | None, language: str, needed: str) -> None:
     assert requirement(base, ProgramSpec(language)) == needed
     config = get_family("structure").settings(base=base)
-    assert f"- needs: `{needed}`, which is on no package index yet" in model_card(config, ProgramSpec(language))
+    assert f"- needs: `{needed}`, which isn't on PyPI yet" in model_card(config, ProgramSpec(language))

@@ -178,7 +178,7 @@ def test_where_no_change_is_better_the_policy_stays_as_it_was(policy, caplog):
         reinforce(policy, RACE, llm)
     assert same(before, weights(policy))
     assert policy.config == settings
-    assert "held-out questions: as it was, correctness 0.000 → 0.000" in caplog.text
+    assert "race: no change won (correctness 0.000 → 0.000 on " in caplog.text
     assert "moved: nothing" in caplog.text
 
 

@@ -98,7 +98,7 @@ def run(
             current.finish()
             if "sft" in wanted:
                 what = requirement(config.model.pretrained, task.spec)
-                logger.info("policy in %s; to serve it: %s, %s", current.checkpoint, what, WHERE_FROM)
+                logger.info("checkpoint: %s; to serve it, install %s, %s", current.checkpoint, what, WHERE_FROM)
     return current
 
 

@@ -73,7 +73,7 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     if config.prompt_tokens and config.k is None:
         more = [{"k": times * model.config.k} for times in TIMES if times * model.config.k <= variants.guard.room]
         changes += [variant for variant in more if variants.tokens(variant) <= config.prompt_tokens]
-    logger.info("a race of %d changes of the policy, by at most %d answers …", len(changes), config.race)
+    logger.info("race: trying %d changes of the policy, with at most %d answers …", len(changes), config.race)
     _, share = variants.of({})
 
     def admitted(variant: Variant) -> bool:
@@ -81,9 +81,9 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
 
     won = race(changes, variants.earned, len(variants.rows), config.race, variants.spent, admitted)
     model.vary(won.variant)
-    chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "as it was"
-    message = "the race, on %d held-out questions: %s, %s %.3f → %.3f"
-    logger.info(message, won.questions, chosen, variants.reward.name, won.before, won.after)
+    chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "no change"
+    message = "race: %s won (%s %.3f → %.3f on %d held-out questions)"
+    logger.info(message, chosen, variants.reward.name, won.before, won.after, won.questions)
 
 
 class _Variants:

@@ -150,7 +150,7 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     """The parser; only the subcommand in `arguments` gets flags for its settings, as these cost an import."""
     parser = Parser(
         prog=PROG,
-        description="Train, evaluate and feed step-by-step retrievers of few-shot examples.",
+        description="Train, evaluate and improve step-by-step retrievers of few-shot examples.",
         epilog=f"example: {PROG} init demo.yaml && {PROG} run demo.yaml",
         allow_abbrev=False,
     )
@@ -169,7 +169,7 @@ def build_parser(arguments: Sequence[str]) -> Parser:
 def _add_init(commands: Any) -> None:
     text = "write a YAML file with all settings, commented"
     add = command(commands, "init", "rcr_trainer.cli.own_files:init", text, "init --train my.jsonl").add_argument
-    add("path", nargs="?", type=Path, default=Path("config.yaml"), help="(default: config.yaml)")
+    add("path", nargs="?", type=Path, default=Path("config.yaml"), help="the file to write (default: config.yaml)")
     add("--force", action="store_true", help="overwrite the file")
     add("--train", **_FILE, help="your own questions and programs, for which the settings are written")
     add("--dev", **_FILE, help="development questions (default: some of --train)")
@@ -209,7 +209,7 @@ def _add_evaluate(commands: Any, called: str) -> None:
 
 
 def _add_learn(commands: Any) -> None:
-    text = "change a served policy by the logged outcomes of its picks, if the change is sure to earn more"
+    text = "change a served policy by the logged outcomes of its picks, if that is sure to earn more"
     add = command(commands, "learn", _learn, text, "learn outcomes.jsonl runs/demo --out better").add_argument
     add("log", type=Path, metavar="LOG", help="the file of an OutcomeLog")
     add("served", type=Path, metavar="SERVED", help="the folder that the retriever was loaded from")
@@ -221,7 +221,7 @@ def _add_learn(commands: Any) -> None:
 
 
 def _add_paper(commands: Any, called: str) -> None:
-    text = "do the missing runs behind a table or figure of the paper, and write it"
+    text = "do the missing runs behind a table or figure of the paper, and write the result"
     example = "paper --table main --llm completion:NAME --splits template_1 --seeds 0"
     paper = command(commands, "paper", "rcr_trainer.cli.paper:paper", text, example)
     rows = "[--llm KIND[:MODEL]] [--splits LIST] [--seeds LIST] [--selectors LIST] [--limit N]"
@@ -232,7 +232,7 @@ def _add_paper(commands: Any, called: str) -> None:
     add("--llm", metavar="KIND[:MODEL]", help=text)
     text = "comma-separated: standard, template_1, …, covr-110, …; geoquery, covr: all of theirs (default: the paper's)"
     add("--splits", metavar="LIST", help=text)
-    add("--seeds", metavar="LIST", help="(default: 0,1,2; with --limit: 0)")
+    add("--seeds", metavar="LIST", help="comma-separated (default: 0,1,2; with --limit: 0)")
     text = "only these rows beside RCR: bm25, epr, … (names as in evaluation.selectors) or rcr_without_sft"
     add("--selectors", metavar="LIST", help=text)
     text = "small trial of the whole: N test questions per row, N prompts per stage, in a folder of its own"
@@ -251,7 +251,7 @@ def _add_paper(commands: Any, called: str) -> None:
 def _add_keys(add: Callable[..., object]) -> None:
     add("--source-key", help="field of the question (default: guessed)")
     add("--target-key", help="field of the program (default: guessed)")
-    add("--language", help="functional, sexpr, sql, sql:DIALECT, json, python or tokens (default: guessed)")
+    add("--language", help="functional, sexpr, sql, sql:DIALECT, json, python, set or tokens (default: guessed)")
 
 
 def _add_data(commands: Any) -> None:
@@ -260,7 +260,7 @@ def _add_data(commands: Any) -> None:
     text = "read files as a run would, and name the rows that need fixing; exit code 1 if there are any"
     example = "data check train.jsonl test.jsonl"
     add = command(kinds, "check", "rcr_trainer.cli.own_files:check", text, example).add_argument
-    add("files", nargs="+", **_FILE, help="JSONL, JSON, CSV or TSV; each is compared with the first")
+    add("files", nargs="+", **_FILE, help="JSONL, JSON, CSV, TSV or Parquet; each is compared with the first")
     add("--id-key", help="field of the id (default: the row number)")
     _add_keys(add)
 

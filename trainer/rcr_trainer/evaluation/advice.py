@@ -52,17 +52,18 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
     if report.oracle is not None:
         yield _ceiling(_shown(report.oracle.coverage), report.k)
     if (gap := _deciding(report)) is None:
-        yield "No plain selector was run, so nothing is said of whether rcr is worth deploying."
+        yield "No plain selector was run, so there is no verdict on whether rcr is worth deploying."
     else:
         yield from _on_answers(report)
         if gap.metric == "full_coverage":  # answers decide nothing
             yield (
-                f"Everything that the gold program needs is in rcr's picks for {gap.ours:.1f} % of {report.n} "
-                f"questions, {gap.other:.1f} % with those of {gap.name}, the best plain selector in that: {gap}."
+                f"rcr's picks show everything that the gold program needs for {gap.ours:.1f} % of {report.n} "
+                f"questions, those of {gap.name}, the best plain selector by this measure, for {gap.other:.1f} %: "
+                f"{gap}."
             )
         yield _verdict(report, gap)
         if gap.clear > 0 and STRONGEST not in report.selectors:
-            yield f"{STRONGEST}, as a rule the strongest plain selector, was not run: it may come closer."
+            yield f"{STRONGEST}, usually the strongest plain selector, was not run: it may come closer."
     if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
         yield _on_reinforcement(report, change)
     # What makes these figures better than on new questions.
@@ -73,8 +74,8 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
         )
     if report.part == "dev":
         yield (
-            "These are development queries, on which training was stopped and settings were chosen: all this is "
-            "optimistic; look at test queries before you deploy."
+            "Training was stopped and settings were chosen on these development queries, so all this is optimistic; "
+            "look at test queries before you deploy."
         )
 
 
@@ -112,14 +113,10 @@ def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
 
 
 def _ceiling(coverage: float, k: int) -> str:
-    low = coverage < LOW_CEILING
-    covering = f"covering {'only ' if low else ''}{coverage:.1f} % of the gold programs"
-    said = f"With {k} picks the data allows {covering} (the oracle, which sees them)"
-    return (
-        f"{said}: the rest is out of any selector's reach and takes more examples, or more picks."
-        if low
-        else f"{said}."
-    )
+    covered = f"{coverage:.1f} % of them in {k} picks"
+    if coverage < LOW_CEILING:
+        covered = f"only {covered}: no selector can cover the rest without more examples or more picks"
+    return f"The oracle, which sees the gold programs, covers {covered}."
 
 
 def _on_answers(report: EvaluationReport) -> Iterator[str]:
@@ -129,41 +126,40 @@ def _on_answers(report: EvaluationReport) -> Iterator[str]:
     who, rows = answers.model, gap.metric == "execution"
     asked = f"{answers.told if rows else answers.n} questions"
     if gap.ours == gap.other == 0:
-        does = f"{who} get the right rows for" if rows else f"{who} answer"
-        yield f"Neither with rcr's picks nor with a plain selector's does {does} any of {asked}."
+        does = f"{who} get the right rows" if rows else f"{who} give the gold program"
+        yield f"With neither rcr's picks nor a plain selector's does {does} for any of {asked}."
         return
-    share = f"{gap.ours:.1f} % of {asked}"
-    does = f"gets the right rows for {share}" if rows else f"answers {share} exactly"
-    beside = f"with those of {gap.name}, the best plain selector in that,"
+    does = f"{'gets the right rows' if rows else 'gives the gold program'} for {gap.ours:.1f} % of {asked}"
+    beside = f"with those of {gap.name}, the best plain selector by this measure,"
     if gap.name == NO_EXAMPLES:
         beside = "without examples, the best of what needs no training,"
     shown = f"k = {report.k}, the first one {'last' if answers.order == 'reversed' else 'first'}"
     few = ", too few different programs to tell" if gap.interval is None else ""
-    yield f"With rcr's picks ({shown}) {who} {does}, {beside} {gap.other:.1f} %: {gap}{few}."
+    yield f"With rcr's picks ({shown}) {who} {does}, {beside} for {gap.other:.1f} %: {gap}{few}."
 
 
 def _verdict(report: EvaluationReport, gap: Gap) -> str:
     if report.programs < FEW_PROGRAMS:
         return (
-            f"Different programs among the {report.n} questions: {report.programs}. That is too few to tell whether "
-            f"rcr is worth deploying, which takes {FEW_PROGRAMS} or more."
+            f"Number of different programs among the {report.n} questions: {report.programs}, too few to tell whether "
+            f"rcr is worth deploying (it takes {FEW_PROGRAMS})."
         )
     if gap.metric == "full_coverage":
         how = " (evaluation.answers: true)" if report.answers is None else ""
-        return f"Coverage doesn't tell whether rcr is worth deploying: only answers of your language model can{how}."
+        return f"Coverage doesn't tell whether rcr is worth deploying: only your language model's answers can{how}."
     if gap.clear > 0:
         return "rcr is worth deploying."
     none = gap.name == NO_EXAMPLES
     if gap.clear < 0:
         return f"rcr is not worth deploying here: {'ask without examples' if none else f'use {gap.name}'}."
     other = "asking without examples" if none else gap.name
-    return f"That is no clear difference: {other}, which needs no training, will do, unless more questions decide."
+    return f"That is no clear difference: {other}, which needs no training, will do unless more questions decide it."
 
 
 def _on_reinforcement(report: EvaluationReport, gap: Gap) -> str:
     figure = f"{'right rows' if gap.metric == 'execution' else gap.metric.replace('_', ' ')}: {gap}"
     if report.programs < FEW_PROGRAMS:
-        return f"Whether reinforcement helped can't be told ({figure})."
+        return f"There is no telling whether reinforcement helped ({figure})."
     if gap.clear > 0:
         return f"Reinforcement helped ({figure})."
     if gap.clear < 0:

@@ -302,4 +302,9 @@ class Stats:
         return {name: float(value) for name, value in found.items()}
 
     def __str__(self) -> str:
-        return ", ".join(f"{name.replace('_', ' ')} {value:,.6g}" for name, value in self.figures().items())
+        tokens = f"{self.used.prompt_tokens:,} prompt and {self.used.completion_tokens:,} completion tokens"
+        said = [f"{self.nominal:,} prompts ({self.distinct:,} distinct)", f"{self.paid:,} calls", tokens]
+        said += [f"${self.money:,.4g}"] if self.money is not None else []
+        said += [f"{count:,} retries ({reason})" for reason, count in self.retries.items()]
+        said += [f"{count:,} without a program ({reason})" for reason, count in self.failures.items()]
+        return ", ".join(said)
