@@ -79,9 +79,9 @@ class ModelSettings(Section):
     )
     fade: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        description="p: of what a pick covers, the share cos(needs, pick)^p stays needed, so that similar picks follow "
-        "one that is just what is needed; null: none (state saturating); auto: the family's value for such "
-        "examples.",
+        description="p: of what a pick covers, the share cos(needs, pick)^p stays needed (state saturating), so that "
+        "similar picks follow one that is just what is needed; 1000, say: next to nothing; auto: the family's value "
+        "for such examples.",
     )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(

@@ -100,8 +100,8 @@ class ProgramSettings(Section, use_attribute_docstrings=True):
     """How programs are read, and which of their parts count (paper appendix B)."""
 
     language: str = "functional"
-    """functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json, python or tokens. tokens reads any
-    text as words, numbers and symbols; it is used if no program in your own files parses."""
+    """functional (FunQL, COVR), sexpr, sql, sql:DIALECT (a sqlglot dialect), json, python, set or tokens. tokens reads
+    any text as words, numbers and symbols; it is used if no program in your own files parses."""
     anonymize: bool | Literal["names"] = True
     """Replace strings and numbers with placeholders (paper: yes). names: table and column names, too, so that questions
     about one database find examples from others (language sql)."""
