@@ -198,8 +198,8 @@ def test_too_few_programs(exact):
     answers = exact and AnswersAsked("gpt-x", 500, 29)
     text = advise(make(exact=exact, answers=answers, n=500, programs=29, more={"rcr_without_rl": {}}))
     assert (
-        "Number of different programs among the 500 questions: 29, too few to tell whether rcr is worth deploying (it "
-        "takes 30)."
+        "500 questions with 29 different programs are too few to tell whether rcr is worth deploying (it takes 30 "
+        "programs)."
     ) in text
     assert "There is no telling whether reinforcement helped (full coverage: +10.0 points)." in text
     assert not re.search(r"interval|use set_bsr|needs no training|was not run", text)

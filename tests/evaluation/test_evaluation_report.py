@@ -168,7 +168,7 @@ def test_report_shows_question_by_question_what_came_of_ours_and_the_best_plain_
     asked = question({"answer": "f ( c )", "exact": False}, {"answer": "f ( b )", "exact": True})
     text = report_text("mine", make(selectors=figures, advice="Deploy it."), [asked])
     assert text.startswith("# mine, seed 7\n\nsplit covr-110: 100 test queries")
-    assert "\n\nDeploy it.\n\n## Ours less each other, points (95 % interval)\n\n" in text
+    assert "\n\nDeploy it.\n\n## Our lead over each, points (95 % interval)\n\n" in text
     assert "| bm25 | +10.0 (+0.0 to +12.3) |" in text
     assert text.endswith(
         "## Questions (also with the picks of bm25, the best plain selector)\n\n"

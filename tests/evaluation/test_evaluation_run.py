@@ -159,7 +159,7 @@ def test_rows_decide_whatever_exact_match_says_and_asking_without_examples_is_a_
     assert f"answered with {asked} selectors' picks\nlanguage model: at most {36 * asked} calls" in out
     with closing(AnswerCache("runs/answers.sqlite")) as kept:
         assert (
-            f"runs/answers.sqlite keeps {len(kept)} answers, of which none is asked for again\nthe run would be" in out
+            f"runs/answers.sqlite keeps {len(kept)} answers, none of which is asked for again\nthe run would be" in out
         )
 
 
@@ -340,16 +340,16 @@ def test_an_evaluation_that_fails_leaves_the_one_before(capsys, here):
 
 def test_an_evaluation_with_other_settings_is_not_shown_as_the_runs_own(capsys, here):
     assert cli.main(["run", "demo.yaml"]) == 0
-    assert "The run's own settings are others" not in capsys.readouterr().out
+    assert "Other settings than the run's own" not in capsys.readouterr().out
     card = here / "runs/demo/checkpoint/README.md"
     before = card.read_text(encoding="utf-8")
     assert cli.main(["evaluate", "runs/demo", "--split=dev", "--k=6", "--threads=1"]) == 0
-    said = "The run's own settings are others: evaluation.split ('test', now 'dev'), evaluation.k (4, now 6)."
+    said = "Other settings than the run's own: evaluation.split ('test', now 'dev'), evaluation.k (4, now 6)."
     assert said in " ".join(capsys.readouterr().out.split())
     assert card.read_text(encoding="utf-8") == before
     assert cli.main(["run", "demo.yaml", "--resume"]) == 0
     assert said in " ".join(capsys.readouterr().out.split())
-    assert "own settings are others: evaluation.split" in (here / "runs/demo/report.md").read_text(encoding="utf-8")
+    assert "than the run's own: evaluation.split" in (here / "runs/demo/report.md").read_text(encoding="utf-8")
     config = load_config(here / "demo.yaml")
     assert not pipeline.is_done(config)
     pipeline.resumed(config)

@@ -32,7 +32,7 @@ class DataSettings(Section, use_attribute_docstrings=True):
     directory: Path | None = None
     """A split folder, such as the data/ of an earlier run, to use instead of a task's examples."""
     train: Path | None = None
-    """task files: the pool and the training queries (JSONL, CSV or TSV)."""
+    """task files: the pool and the training queries (JSONL, JSON, CSV, TSV or Parquet)."""
     dev: Path | None = None
     """task files: development queries; null: taken from train, see dev_size."""
     test: Path | None = None
@@ -88,7 +88,7 @@ class DataSettings(Section, use_attribute_docstrings=True):
         if self.anonymize_values and self.task != "geoquery":
             raise contradiction("data.anonymize_values", True, "data.task", self.task, "set data.task: geoquery")
         if self.task == "files" and self.train is None and self.directory is None:
-            raise ValueError("data.task = 'files' needs data.train (a JSONL, CSV or TSV file) or data.directory")
+            raise ValueError("data.task = 'files' needs data.train (a file of your own) or data.directory")
         wanted = {"covr": r"\d+", "geoquery": "standard|(template|tmcd)(_[123])?|length"}.get(self.task)
         if wanted is not None and self.directory is None and re.fullmatch(wanted, self.split) is None:
             names = "a number" if self.task == "covr" else "standard, template, tmcd, length"

@@ -141,8 +141,8 @@ def _on_answers(report: EvaluationReport) -> Iterator[str]:
 def _verdict(report: EvaluationReport, gap: Gap) -> str:
     if report.programs < FEW_PROGRAMS:
         return (
-            f"Number of different programs among the {report.n} questions: {report.programs}, too few to tell whether "
-            f"rcr is worth deploying (it takes {FEW_PROGRAMS})."
+            f"{report.n} questions with {report.programs} different programs are too few to tell whether rcr is worth "
+            f"deploying (it takes {FEW_PROGRAMS} programs)."
         )
     if gap.metric == "full_coverage":
         how = " (evaluation.answers: true)" if report.answers is None else ""

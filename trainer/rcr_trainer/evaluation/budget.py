@@ -45,7 +45,7 @@ def plan(config: Settings, task: Task) -> list[str]:
     lines.append(f"language model: {total}, {assumed}")
     if (path := answers_file(config)).exists():
         with closing(AnswerCache(path)) as kept:
-            lines.append(f"{path} keeps {len(kept):,} answers, of which none is asked for again")
+            lines.append(f"{path} keeps {len(kept):,} answers, none of which is asked for again")
     for what, most, used in limits(config.llm, total.use):
         said = "the run may stop there, and can be resumed" if used > most else "enough"
         lines.append(f"llm.budget_{what} = {most:,}: {said}")

@@ -50,7 +50,7 @@ def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
     """The text of report.md: the table, the verdict, intervals, and the outcome of two selectors' picks by question."""
     lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
     if gaps := _intervals(report):
-        lines += ["## Ours less each other, points (95 % interval)", "", *gaps, ""]
+        lines += ["## Our lead over each, points (95 % interval)", "", *gaps, ""]
     best = report.best_plain(report.right) or report.best_plain()
     rival = None if best is None else best[0]
     beside = "without examples" if rival == NO_EXAMPLES else f"with the picks of {rival}, the best plain selector"
@@ -81,7 +81,7 @@ def markdown_rows(head: Sequence[str], rows: Iterable[Sequence[str]], *, aligned
 
 def notes(report: EvaluationReport) -> list[str]:
     """What else one has to know about a comparison, a sentence each."""
-    lines = [f"The run's own settings are others: {', '.join(report.changed)}."] if report.changed else []
+    lines = [f"Other settings than the run's own: {', '.join(report.changed)}."] if report.changed else []
     answers, ours = report.answers, report.selectors.get(OURS)
     if answers is not None:
         lines.append(f"Exact match: {answers.n} queries of {answers.programs} programs, answered by {answers.model}.")
@@ -101,7 +101,7 @@ def notes(report: EvaluationReport) -> list[str]:
 
 
 def _intervals(report: EvaluationReport) -> list[str]:
-    """A table of ours minus each other selector; empty if there are too few programs for intervals."""
+    """A table of our lead over each other selector; empty if there are too few programs for intervals."""
     ours = report.selectors.get(OURS)
     others = {name: scores for name, scores in report.selectors.items() if name != OURS}
     metrics = [metric for metric in _COMPARED if any(metric in scores.intervals for scores in others.values())]
@@ -113,7 +113,7 @@ def _intervals(report: EvaluationReport) -> list[str]:
         return gap_text(points, scores.intervals[metric]) if metric in scores.intervals else "–"
 
     rows = [[name, *(gap(scores, metric) for metric in metrics)] for name, scores in others.items()]
-    return markdown_rows(["ours less", *(FIGURES[metric][0].removesuffix(" %") for metric in metrics)], rows)
+    return markdown_rows(["lead over", *(FIGURES[metric][0].removesuffix(" %") for metric in metrics)], rows)
 
 
 def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
