@@ -120,7 +120,9 @@ class ExamplePool:
         """(N,) what the encoders read of each example; `prefer` names the field for `home`."""
         if prefer is None:
             return list(self._items)
-        homes = ("" if (value := example.get(prefer)) is None else str(value) for example in self.examples)
+        values = [example.get(prefer) for example in self.examples]
+        # An enum of texts prints as something else.
+        homes = ("" if one is None else str.__str__(one) if isinstance(one, str) else str(one) for one in values)
         return [item._replace(home=home) for item, home in zip(self._items, homes, strict=True)]
 
     def texts(self, examples: Sequence[Example]) -> list[str]:

@@ -2,6 +2,7 @@
 
 import json
 import math
+from enum import Enum
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -98,6 +99,14 @@ def test_examples_come_back_equal(connection, value):
     text = to_json({"k": value}, "x")
     ((back,),) = connection.execute("SELECT (%s::jsonb)::text", [text]).fetchall()
     assert json.loads(back) == {"k": value}
+
+
+def test_texts_of_a_class_are_kept_as_they_compare():
+    class Colour(str, Enum):  # noqa: UP042 - prints its name, unlike a StrEnum
+        RED = "red"
+
+    example = {"k": Colour.RED, "of": [{Colour.RED: Colour.RED}]}
+    assert json.loads(to_json(example, "x")) == json.loads(json.dumps(example)) == example
 
 
 def test_a_value_that_is_none_is_refused():

@@ -8,6 +8,7 @@ import threading
 import time
 import uuid
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -179,6 +180,27 @@ def test_all_connections_in_use(filled):
         one_line(caught)
         assert reader.search(STATE, 1, [NOTHING])[0].shape == (1, 1)
     assert index.count() == 3
+
+
+def test_a_server_without_a_free_connection_is_waited_for(filled, admin, postgres_url):
+    role = f"r{uuid.uuid4().hex}"
+    admin.execute(f"CREATE ROLE {role} LOGIN CONNECTION LIMIT 1")
+    index, taken = filled(), psycopg.connect(postgres_url, user=role)
+    admin.execute(f"GRANT SELECT ON ALL TABLES IN SCHEMA public TO {role}")
+    waiting = PgVectorIndex(postgres_url.replace("postgres:", f"{role}:"), index.pool, wait_timeout_s=0.3)
+    started = time.monotonic()
+    with pytest.raises(
+        EngineError, match=r"too many connections for role .*; waited 0\.3 seconds \(wait_timeout_s\)"
+    ) as caught:
+        waiting.count()
+    assert 0.3 < time.monotonic() - started < 5
+    one_line(caught)
+    patient = PgVectorIndex(postgres_url.replace("postgres:", f"{role}:"), index.pool)
+    threading.Timer(0.3, taken.close).start()
+    with ThreadPoolExecutor(4) as pool:  # then all take turns on one connection
+        assert [*pool.map(lambda _: patient.count(), range(4))] == [3] * 4
+    patient.close()
+    waiting.close()
 
 
 def test_an_empty_database_in_the_place_of_the_old_one(postgres_url, admin):

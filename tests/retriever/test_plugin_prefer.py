@@ -1,5 +1,7 @@
 """Examples of the question's own database are preferred, not demanded."""
 
+from enum import Enum
+
 import pytest
 from langchain_core.documents import Document
 from langchain_core.language_models import FakeListLLM
@@ -42,6 +44,19 @@ def test_a_variable_says_which_database_is_the_question_s(retriever):
         assert len(retriever.batch([asked["question"]] * 2, within=db)) == 2
     assert retriever.select_examples({**asked, "db_id": None}) == retriever.select_examples(asked)
     assert homes(retriever.select_examples({**asked, "db_id": "elsewhere"}))  # none of its own: all the same
+
+
+def test_databases_may_be_an_enum(retriever):
+    class Db(str, Enum):  # noqa: UP042 - prints its name, unlike a StrEnum
+        NORTH = "north"
+        SOUTH = "south"
+
+    keys = {"input_keys": ["question"], "target_key": "sql", "language": "sql"}
+    rows = [{**each, "db_id": Db(each["db_id"])} for each in EXAMPLES]
+    typed = SequentialCompositionalRetriever.from_examples(rows, k=3, **keys)
+    for db in Db:
+        asked = {"question": "how many rivers are there", "db_id": db}
+        assert typed.select_examples(asked) == retriever.select_examples(asked)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,8 @@ time limit without learning why, and each connection broken by a failover costs 
 from __future__ import annotations
 
 import asyncio
+import re
+import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -24,6 +26,11 @@ Connection = AsyncConnection[tuple[Any, ...]]
 
 _GRACE_S = 5.0
 """Grace beyond the server's own time limit before the connection is given up."""
+
+_FULL = re.compile("too many (clients|connections)|connection slots are reserved|no more connections|max clients")
+"""How PostgreSQL, PgBouncer and Supavisor say that all their connections are in use; libpq passes on no code."""
+_PAUSE_S = 0.1
+"""The time until a full server is asked again."""
 
 _DEFAULTS: dict[str, Any] = {
     "connect_timeout": 10,
@@ -154,19 +161,20 @@ class Database:
             self._drop(next(iter(self._open)))
 
     async def _begun(self, mode: str, seconds: float) -> Connection:
-        """A connection with an open transaction."""
-        limit = max(1, round(1000 * seconds))
+        """A connection with an open transaction; waits for one while the server is full."""
+        limit, until = max(1, round(1000 * seconds)), time.monotonic() + self._wait_s
         begin = _BEGIN.format(mode=mode, limit=limit, idle=max(60_000, limit))
         while True:
             used = bool(self._idle)
-            if used:
-                connection = self._idle.pop()
-            else:
-                async with self.answering(None, seconds):
-                    # Without prepared statements it works behind PgBouncer, and each plan knows its values.
-                    fixed: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "context": _ADAPTERS}
-                    connection = await AsyncConnection.connect(client_encoding="utf8", **fixed, **self._address)
-                self._open.add(connection)
+            try:
+                connection = self._idle.pop() if used else await self._connected(seconds)
+            except EngineError as error:
+                if not _FULL.search(str(error)):
+                    raise
+                if time.monotonic() > until:
+                    raise EngineError(f"{error}; waited {self._wait_s:g} seconds (wait_timeout_s)") from None
+                await asyncio.sleep(_PAUSE_S)
+                continue
             try:
                 async with self.answering(connection, seconds):
                     await connection.execute(begin)
@@ -175,6 +183,15 @@ class Database:
                 self._drop(connection)
                 if not used or not isinstance(error, EngineError):
                     raise  # otherwise it died while idle, and nothing has been sent yet
+
+    async def _connected(self, seconds: float) -> Connection:
+        """A new connection."""
+        async with self.answering(None, seconds):
+            # Without prepared statements it works behind PgBouncer, and each plan knows its values.
+            fixed: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "context": _ADAPTERS}
+            connection = await AsyncConnection.connect(client_encoding="utf8", **fixed, **self._address)
+        self._open.add(connection)
+        return connection
 
     async def _end(self, connection: Connection) -> None:
         """Roll back what isn't committed, and keep the connection for the next caller if it still works."""

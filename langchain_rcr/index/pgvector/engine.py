@@ -113,7 +113,7 @@ class PgVectorIndex:
         ef_construction: candidates looked at for the links of each vector in a new HNSW index.
         ef_search: candidates kept while searching the HNSW index, up to 1,000; more find more of the best.
         max_connections: the most connections at once; further callers wait.
-        wait_timeout_s: seconds that a caller waits for a free connection.
+        wait_timeout_s: seconds that a caller waits for a free connection, of these or of the server.
         read_timeout_s: seconds that a search may take.
         write_timeout_s: seconds that adding, deleting or building an index may take, and waiting for other writers.
 

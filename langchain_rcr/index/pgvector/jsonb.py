@@ -93,7 +93,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         if not storable(value):
             raise ValueError(f"contains {'a NUL character' if chr(0) in value else 'a lone surrogate'}")
-        return str(value)
+        return str.__str__(value)  # a subclass such as an enum may print something else
     if isinstance(value, int):
         if value.bit_length() > LONGEST_NUMBER:
             raise ValueError("contains a whole number of thousands of digits")

@@ -108,7 +108,7 @@ class PgVectorReader:
 
     async def filter(self, where: Filter) -> None:
         """Restrict what can be found to `where`, and count it; see `CandidateIndex.read`."""
-        asked = sorted(fields_of(where))
+        condition, asked = to_sql(where, self._values), sorted(fields_of(where))
         if self.size and asked:
             # One field at a time: each scan ends at the first example that has the field.
             some = "SELECT k, EXISTS (SELECT FROM {table} WHERE example ? k) FROM unnest(%s::text[]) k"
@@ -117,7 +117,7 @@ class PgVectorReader:
                 every = "SELECT DISTINCT jsonb_object_keys(example) FROM {table}"
                 raise unknown_field(where, [key for (key,) in await self._transaction.fetch(every)])
         if self._pool.id:
-            self._condition = to_sql(where, self._values)
+            self._condition = condition
             count = "SELECT count(*) FROM {table} e WHERE {condition}".replace("{condition}", self._condition)
             ((self.size,),) = await self._transaction.fetch(count, self._values)
 
