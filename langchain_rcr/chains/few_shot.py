@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple, Self
 
@@ -231,23 +232,27 @@ def of_variables(
     if "schema" not in prompt.model_copy(update={"db_schema": ""}).variables:
         picked = PickedExamples()
         return _text(prompt, picked, keys, prompt.system or "") if as_text else _chat(prompt, picked, keys)
+    return RunnableLambda(partial(_with_schema, prompt, keys, schema_of, as_text), name="few_shot_prompt")
 
-    def write(given: dict[str, Any]) -> PromptValue:
-        known = {name: value for name, value in given.items() if name != PICKED}
-        schema = known.get("schema") or (schema_of(known) if schema_of is not None else prompt.db_schema)
-        known |= {"schema": schema} if schema else {}
-        picks = [
-            _Shown(each[keys.source], each[keys.target], each, schema_of) for each in checked(given[PICKED], keys[:2])
-        ]
-        request = prompt.request(picks, known[keys.query], known)
-        if as_text:
-            return StringPromptValue(text=str(request))
-        if isinstance(request, str):
-            request = Conversation(prompt.instruction, (request,))
-        messages = [kind(turn) for kind, turn in zip(cycle((HumanMessage, AIMessage)), request.turns, strict=False)]
-        return ChatPromptValue(messages=[*([SystemMessage(request.system)] if request.system else []), *messages])
 
-    return RunnableLambda(write, name="few_shot_prompt")
+def _with_schema(
+    prompt: Prompt,
+    keys: PromptKeys,
+    schema_of: Callable[[Mapping[str, Any]], str] | None,
+    as_text: bool,
+    given: dict[str, Any],
+) -> PromptValue:
+    known = {name: value for name, value in given.items() if name != PICKED}
+    schema = known.get("schema") or (schema_of(known) if schema_of is not None else prompt.db_schema)
+    known |= {"schema": schema} if schema else {}
+    picks = [_Shown(each[keys.source], each[keys.target], each, schema_of) for each in checked(given[PICKED], keys[:2])]
+    request = prompt.request(picks, known[keys.query], known)
+    if as_text:
+        return StringPromptValue(text=str(request))
+    if isinstance(request, str):
+        request = Conversation(prompt.instruction, (request,))
+    messages = [kind(turn) for kind, turn in zip(cycle((HumanMessage, AIMessage)), request.turns, strict=False)]
+    return ChatPromptValue(messages=[*([SystemMessage(request.system)] if request.system else []), *messages])
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,21 @@ _KNOWN_SCHEMAS = 1000
 """Databases whose schemas are kept in memory."""
 
 
+class _Schemas:
+    """The schema of the database that a question's variables name, each read once; can be pickled."""
+
+    def __init__(self, databases: Databases, kind: str, samples: int) -> None:
+        self._made_of = databases, kind, samples
+        self._read = lru_cache(maxsize=_KNOWN_SCHEMAS)(partial(schema_text, samples=samples))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Schemas, self._made_of
+
+    def __call__(self, variables: Mapping[str, Any]) -> str:
+        databases, kind, _ = self._made_of
+        return f"-- {kind}\n{self._read(databases.path(variables))}"
+
+
 def text_to_sql_chain(
     llm: Runnable[Any, Any],
     retriever: BaseExampleSelector | Runnable[str, list[Document]],
@@ -79,9 +94,7 @@ def text_to_sql_chain(
     schema_of: Callable[[Mapping[str, Any]], str] | None = None
     if are_many(database):
         execute = several = Databases(database, max_databases=max_processes, **limits)
-        known = lru_cache(maxsize=_KNOWN_SCHEMAS)(partial(schema_text, samples=samples))
-        if not schema:
-            schema_of = lambda variables: f"-- {name}\n{known(several.path(variables))}"  # noqa: E731
+        schema_of = None if schema else _Schemas(several, name, samples)
     else:
         execute = open_database(database, max_processes=max_processes, **limits)
     if isinstance(prompt, Prompt) and schema_of is None and (schema or not prompt.db_schema):

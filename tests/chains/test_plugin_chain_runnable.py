@@ -14,7 +14,7 @@ from openai_server import OpenAIServer
 from run_tree import RunTree
 from toys import lexical
 
-from langchain_rcr import SequentialCompositionalRetriever, few_shot_prompt
+from langchain_rcr import Prompt, SequentialCompositionalRetriever, few_shot_prompt
 from langchain_rcr.chains.semantic_parsing import ParsedProgram, semantic_parsing_chain
 
 
@@ -169,8 +169,10 @@ def test_schemas_clones_and_settings(retriever: SequentialCompositionalRetriever
     assert {"program", "tree", "picks", "answers", "error", "result"} == set(
         chain.get_output_jsonschema()["$defs"]["ParsedProgram"]["properties"]
     )
-    for clone in (copy.deepcopy(chain), pickle.loads(pickle.dumps(chain))):
-        assert clone.invoke(QUESTIONS[0]) == chain.invoke(QUESTIONS[0])
+    shown = Prompt(name="sql", db_schema="CREATE TABLE river (name TEXT)")
+    for each in (chain, semantic_parsing_chain(FakeListLLM(responses=[GOOD]), retriever, "sql", prompt=shown)):
+        for clone in (copy.deepcopy(each), pickle.loads(pickle.dumps(each))):
+            assert clone.invoke(QUESTIONS[0]) == each.invoke(QUESTIONS[0])
     patient = semantic_parsing_chain(FakeListLLM(responses=["?"]), retriever, "sql").configurable_fields(
         retries=ConfigurableField(id="retries")
     )

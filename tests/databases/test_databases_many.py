@@ -182,6 +182,8 @@ def test_a_chain_takes_database_and_schema_of_each_question(folder):
     assert ["CREATE TABLE t_b (x)" in prompt for prompt in prompts] == [False, True]
     with pytest.raises(InputError, match="needs the field 'db_id'"):
         chain.invoke("q")
+    typical = text_to_sql_chain(FakeListLLM(responses=["SELECT count(*) FROM t_b"]), selector, folder)
+    assert pickle.loads(pickle.dumps(typical)).invoke(asked[1]).result == [(2,)]
 
 
 @pytest.mark.parametrize("model_type", [FakeListLLM, FakeListChatModel])
