@@ -418,7 +418,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
         k = next(each for each in (k, self.k, self.store.encoder.config.k) if each is not None)
         beam_width = self.beam_width if beam_width is None else beam_width
-        check_fields(k=k, beam_width=beam_width, explore=self.explore)
+        # Fields may have been assigned since; the filters are read below.
+        check_fields(**{**self.__dict__, "filter": None, "k": k, "beam_width": beam_width})
         where, group, home = joined(self.filter, filter), self.picks_within, ""
         prefer = self.store.encoder.prefer
         # Looked up by name: a configured group may differ from that of the retriever that the chain knows.

@@ -116,6 +116,14 @@ def test_beams_are_asked_for_by_field_and_by_call(
     assert ids(make(encoder, beam_width=20).invoke(QUERY)) == ids(wide)
 
 
+def test_what_is_assigned_later_is_checked_too(encoder: TriEncoder) -> None:
+    for name, value in {"order": "similar", "k_min": "2", "min_relevance": 5, "example_keys": "target"}.items():
+        retriever = make(encoder)
+        setattr(retriever, name, value)
+        with pytest.raises(InputError, match=f"{name} must be .*, not {value!r}"):
+            retriever.invoke(QUERY)
+
+
 def test_the_order_of_the_picks(encoder: TriEncoder, retriever: SequentialCompositionalRetriever) -> None:
     picked = retriever.invoke(QUERY)
     ordered = make(encoder, order="reversed")
