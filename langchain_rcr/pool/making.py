@@ -328,7 +328,7 @@ class Lifecycle:
         own = {name: field.default for name, field in type(self).model_fields.items() if name not in _NOT_SAVED}
         fields = {name: value for name, default in own.items() if (value := getattr(self, name)) != default}
         try:
-            json.dumps(fields, allow_nan=False)
+            fields = json.loads(json.dumps(fields, allow_nan=False, default=_listed))
         except (TypeError, ValueError) as error:
             raise InputError(f"the retriever's fields can't be saved: {error}") from None
         self.store.save(folder, fields, runtime=runtime)
@@ -349,6 +349,13 @@ class Lifecycle:
         return fields
 
 
+def _listed(value: object) -> list[Any]:
+    """A filter's set of values as JSON."""
+    if isinstance(value, set | frozenset):
+        return sorted(value, key=repr)
+    raise TypeError(f"Object of type {type(value).__name__} is not JSON serializable")
+
+
 def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> VectorStoreIndex:
     """The engine over a vector store created as LangChain's selectors create it, by `from_texts`."""
     if not isinstance(store, type):
@@ -358,7 +365,9 @@ def _index_of(store: Callable[..., VectorStore], options: Mapping[str, Any]) -> 
     def make(embedding: Embeddings) -> VectorStore:
         # A store can't be created without a text; this one is gone before the pool is looked at.
         probe = str(uuid.uuid4())
-        made: VectorStore = kind.from_texts(["probe"], embedding, metadatas=[{"rcr_key": -1}], ids=[probe], **options)
+        made: VectorStore = kind.from_texts(
+            ["probe"], embedding, metadatas=[{"rcr_key": -1, "rcr_vectors": ""}], ids=[probe], **options
+        )
         made.delete([probe])
         return made
 

@@ -208,6 +208,19 @@ def test_a_changed_pool_over_an_old_collection_says_what_to_rebuild(tmp_path: Pa
 
 
 @pytest.mark.slow
+def test_a_store_whose_first_document_decides_which_fields_there_are(tmp_path: Path) -> None:
+    """Milvus dropped the vectors of all examples, as the probe of `from_examples` had none."""
+    milvus = pytest.importorskip("langchain_milvus")
+    make: Callable[..., Any] = SequentialCompositionalRetriever.from_examples
+    file = {"uri": str(tmp_path / "p.db")}
+    one, other = (
+        make(EXAMPLES, WordCounts(), kind, language="functional", **options)
+        for kind, options in ((milvus.Milvus, {"connection_args": file}), (None, {}))
+    )
+    assert one.select_examples({"source": "how hot is it"}) == other.select_examples({"source": "how hot is it"})
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Milvus", "QdrantVectorStore"])
 def test_so_do_stores_that_cannot_be_asked_without_vectors(encoder: TriEncoder, tmp_path: Path, name: str) -> None:
     def make() -> VectorStoreIndex:

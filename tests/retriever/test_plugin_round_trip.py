@@ -86,6 +86,12 @@ def test_every_field_and_key_comes_back(encoder: TriEncoder, index: Any, tmp_pat
     assert not missing, "a new field: add it to FIELDS"
 
 
+def test_a_filter_may_name_a_set(encoder: TriEncoder, tmp_path: Path) -> None:
+    keys = {"source_key": "question", "target_key": "query"}
+    retriever = make.from_encoder(encoder, ROWS, filter={"db": {"$in": {"b", "a"}}}, **keys)
+    assert reopened(retriever, tmp_path).filter == {"db": {"$in": ["a", "b"]}}
+
+
 def test_editors_know_the_fields() -> None:
     assert {*Fields.__annotations__} | {"store"} == {*make.model_fields}
     for function in (make.__init__, make.from_pretrained, make.from_encoder):
