@@ -105,3 +105,17 @@ def _deep_copy(fields: dict[str, Any], example_id: str) -> dict[str, Any]:
         return copy.deepcopy(fields)
     except Exception as error:  # a user's class may raise anything
         raise PoolError(f"example {example_id!r} has a field that can't be copied: {error}") from error
+
+
+def check_json(value: Any, *, tuples: bool = False) -> None:
+    """Raise a TypeError if JSON would change a value: keys become strings and, unless `tuples` may, tuples lists."""
+    containers = [value]  # none contains itself, or there would be no JSON
+    for container in containers:
+        if isinstance(container, tuple) and not tuples:
+            raise TypeError("JSON would make a list of the tuple")
+        if isinstance(container, dict):
+            for key in container:
+                if not isinstance(key, str):
+                    raise TypeError(f"the key {key!r} is no string")
+        parts = container.values() if isinstance(container, dict) else container
+        containers += [part for part in parts if isinstance(part, (dict, list, tuple))]

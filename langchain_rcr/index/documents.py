@@ -20,6 +20,7 @@ from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
 from numpy.typing import NDArray
 
+from langchain_rcr.basics.items import check_json
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.errors import EngineError, InputError, PoolError, RCRError
@@ -260,6 +261,7 @@ class StoredDocuments:
         """
         try:
             text = json.dumps(row._asdict())
+            check_json(row.example, tuples=True)
         except (TypeError, ValueError) as error:
             msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
             raise PoolError(msg) from None
@@ -294,6 +296,9 @@ def _id(content: dict[str, Any]) -> str | None:
 
 # ------------------------------------------------------------------ a store's own filters
 
+_FEW = 100
+"""With more values, Qdrant in this process takes longer than reading all examples."""
+
 Required: TypeAlias = dict[str, list[str]]
 """Field → the strings, one of which it must be."""
 
@@ -315,7 +320,8 @@ def _conditions(store: Any, required: Required) -> Any:
 
 
 def _function(_: Any, required: Required) -> Callable[[Any], bool]:
-    return lambda document: all(document.metadata.get(field) in values for field, values in required.items())
+    allowed = {field: frozenset(values) for field, values in required.items()}
+    return lambda document: all(document.metadata.get(field) in values for field, values in allowed.items())
 
 
 DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
@@ -327,9 +333,17 @@ DIALECTS: dict[str, Callable[[Any, Required], Any]] = {
 """Class of a store → function that makes its own filter."""
 
 
-def store_filter(store: Any, where: Filter) -> Any:
-    """The part of a filter that the store itself can apply; None if there is none."""
+def store_filter(store: Any, where: Filter, readable: int | None) -> Any:
+    """The part of a filter that the store itself can apply; None if there is none.
+
+    If so few examples are there that all may be read (`readable`), conditions with more values are left out: reading
+    takes less time, and Chroma refuses tens of thousands. Qdrant in this process compares each example with each value.
+    """
     make, required = DIALECTS.get(type(store).__name__), _required(where)
+    if readable is not None:
+        local = make is _conditions and type(store.client._client).__name__ == "QdrantLocal"
+        most = min(readable, _FEW) if local else readable
+        required = {field: values for field, values in required.items() if len(values) <= most}
     return None if make is None or not required else make(store, required)
 
 

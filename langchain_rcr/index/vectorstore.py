@@ -225,15 +225,19 @@ class VectorStoreIndex(InThisThread):
         return {one.row.id: one for one in map(Found.of, self.documents.by_names(names, header.most))}
 
     def _passing(self, where: Filter, header: Header) -> list[Found]:
-        own = self._translate(where) if self._translate is not None else store_filter(self.documents.store, where)
-        if own is None and header.most > self._scan_limit:
+        readable = header.most <= self._scan_limit
+        if self._translate is not None:
+            own = self._translate(where)
+        else:
+            own = store_filter(self.documents.store, where, header.most if readable else None)
+        if own is None and not readable:
             raise InputError(
                 f"filter: {self.name} holds {header.most:,} examples, more than scan_limit = {self._scan_limit:,}: "
                 "give the index a filter_translator, which makes the store's own filter"
             )
         found = self._all(header, own)
         passing = [one for one in found if matches(where, one.row.example)]
-        if own is not None and not passing and header.most <= self._scan_limit:
+        if own is not None and not passing and readable:
             # To tell a field that no example has from a value that no example has.
             own, found = None, self._all(header)
         known = {field for one in found for field in one.row.example}

@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from langchain_rcr.basics.files import atomic_file, read_json, write_text
+from langchain_rcr.basics.items import check_json
 from langchain_rcr.basics.rows import IntArray, Rows, SparseRows, longest
 from langchain_rcr.errors import CheckpointError, InputError, PoolError
 from langchain_rcr.families.untrusted import refusing
@@ -104,16 +105,7 @@ def _line(row: dict[str, Any]) -> str:
     """A row as a line of JSON; a ValueError or TypeError if JSON can't hold it, or would give something else back."""
     line = json.dumps(row, ensure_ascii=False) + "\n"
     line.encode("utf-8")
-    containers: list[Any] = [row]  # none contains itself, or it would have no line
-    for container in containers:
-        if isinstance(container, tuple):
-            raise TypeError("JSON would make a list of the tuple")
-        if isinstance(container, dict):
-            for key in container:
-                if not isinstance(key, str):
-                    raise TypeError(f"the key {key!r} is no string")
-        parts = container.values() if isinstance(container, dict) else container
-        containers += [part for part in parts if isinstance(part, (dict, list, tuple))]
+    check_json(row)
     return line
 
 

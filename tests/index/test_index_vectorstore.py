@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import time
 import uuid
 from contextlib import suppress
 
@@ -195,6 +196,29 @@ def test_fields_and_values_that_a_store_has_no_words_for(request, store):
             assert [row.id for row in picks(index, ONES, Options(1), where)[0][0]] == [f"{n}"]
     with pytest.raises(InputError, match="no example has a field 'levle'"):  # though some are of this database
         picks(index, ONES, Options(1), parse_filter({"db": "geo", "levle": 1}))
+
+
+@pytest.mark.parametrize("store", DIALECTS)
+def test_a_filter_of_more_values_than_examples_reads_them_all(request, store):
+    """Qdrant in this process compared each example with each value, and Chroma refuses tens of thousands."""
+    rows, vectors = drawn(6, 40)
+    index = filled(STORES[store](request), rows, vectors)
+    many = [f"q {n}" for n in range(5, 40_000)]
+    for spec in ({"source": {"$in": many}}, {"$and": [{"source": {"$in": many}}, {"source": {"$in": ["q 1", "q 7"]}}]}):
+        where = parse_filter(spec)
+        started = time.process_time()
+        found = picks(index, ONES, Options(40), where)[0][0]
+        assert time.process_time() - started < 1
+        assert {row.id for row in found} == {row.id for row in rows if matches(where, row.example)}
+
+
+def test_keys_that_json_would_change_are_refused(make):
+    index = filled(make(), *drawn(6, 4))
+    for field in ({5: "x"}, {"k": [{None: "x"}]}):
+        with pytest.raises(PoolError, match=r"example 'a' has a field that is no JSON, .*: the key (5|None) is no"):
+            index.add([Row("a", {"source": "q"} | field, 0)], equal(1, 0.1))
+    index.add([Row("a", {"source": "q", "k": (1, 2)}, 0)], equal(1, 0.1))
+    assert index.rows(["a"])[0].example["k"] == [1, 2]
 
 
 def test_what_makes_a_store_takes_the_embeddings_of_pools():
