@@ -129,13 +129,9 @@ class BaseEncoder(ABC):
         """Vectors (N, D) float32 of featurised items."""
 
     def keep(self, name: str, array: NDArray[Any], *, trained: bool = False, saved: bool = True) -> None:
-        """Keep an array that formulas read as an attribute; `a.b` is attribute b of attribute a.
+        """Keep an array that formulas read as an attribute, under its name in the file; `a.b` is attribute b of a.
 
-        Args:
-            name: the attribute's name, and the array's name in the file.
-            array: its first value.
-            trained: whether training changes it.
-            saved: whether it is in the checkpoint, rather than derived from the arguments.
+        It may be `trained`, and is either `saved` in the checkpoint or derived from the arguments.
         """
         *places, last = name.split(".")
         owner: Any = self

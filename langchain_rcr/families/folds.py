@@ -33,11 +33,9 @@ _TURNS = 1000
 class Folds:
     """The fold of each training question in each way.
 
-    Args:
-        programs: hash of a program's key → its fold by program and by cluster; −1: it is in no cluster.
-        questions: hash of a question → its fold alone.
-        spec: how programs are read.
-        new: the share of questions that are held out with their programs; the others are held out alone.
+    `programs` maps the hash of a program's key to its folds by program and by cluster (−1: it is in no cluster),
+    `questions` that of a question to its fold alone. A share `new` of the questions is held out with their programs,
+    the others alone.
     """
 
     def __init__(

@@ -242,11 +242,9 @@ class PooledTransformer(nn.Module):
 
 
 class TransformerEncoder(Encoder):
-    """A pretrained transformer, pooled; all of its weights are trained.
+    """A `PooledTransformer` whose weights are all trained.
 
-    Args:
-        normalize: whether vectors are scaled to length 1, as sentence encoders do and the paper's BERT doesn't.
-        **options: see `PooledTransformer`.
+    With `normalize`, vectors are scaled to length 1, as sentence encoders do and the paper's BERT doesn't.
     """
 
     batch_size = 64

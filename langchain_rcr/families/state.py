@@ -21,9 +21,8 @@ _TINY = 1e-12
 class State(ABC, Generic[Array]):
     """A batch of partly built contexts [x, z_1, …, z_{t-1}]. A value: `update` returns a new one.
 
-    Args:
-        lam: λ, the weight of the picks so far.
-        fade: p, how fast covered needs fade; None: at once. For states that cover needs.
+    `lam` is λ, the weight of the picks so far; `fade` is p, how fast covered needs fade (None: at once), for states
+    that cover needs.
     """
 
     name: ClassVar[str]

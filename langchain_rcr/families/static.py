@@ -34,13 +34,7 @@ _MATRICES = ("word_embeddings.weight", "embed_tokens.weight", "tok_embeddings.we
 
 
 class StaticBackbone(LocalBackbone):
-    """Frozen token vectors and their tokenizer.
-
-    Args:
-        tokens: (V, d) a vector for each token of the vocabulary, in half precision.
-        tokenizer: the text of a tokenizer.json.
-        max_length: tokens read of a text.
-    """
+    """Frozen token vectors (V, d), in half precision, and the text of their tokenizer.json."""
 
     def __init__(self, tokens: NDArray[np.float16], tokenizer: str, *, max_length: int = 256) -> None:
         self._tokens, self._text, self._max_length, self.dim = tokens, tokenizer, max_length, tokens.shape[1]

@@ -27,15 +27,10 @@ MORE = 8
 
 
 def best(scores: FloatArray, slack: FloatArray, t: int) -> Near:
-    """The t best columns of each row of scores.
+    """The t best columns (B, t) of each row of scores (B, N ≥ 1), and their scores (B, t), best first.
 
-    Args:
-        scores: (B, N) float32, N ≥ 1; −inf for what may not be found.
-        slack: (B,) how far below a row's best a score still counts as a tie; the lowest column wins.
-        t: how many.
-
-    Returns:
-        Columns (B, t) int64 and their scores (B, t) float32, best first; −1 and −inf where nothing is left.
+    Scores of what may not be found are −inf, and so are those of columns −1, where nothing is left. A score up to
+    `slack` (B,) below the row's best that is left counts as a tie with it; the lowest column wins.
     """
     if t > 1:
         return best_of(near_best(scores, slack, t), slack, t)
@@ -74,14 +69,7 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[Near]:
 
 
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> Near:
-    """The t best of one row's candidates, as `best` orders them; fewer if there are fewer.
-
-    Args:
-        keys: (W,) in any order, each once.
-        scores: (W,) float32, finite.
-        slack: how far below the best that is left a score still counts as a tie.
-        t: how many.
-    """
+    """The t best of one row's distinct candidates (W,), with finite scores, as `best` orders them; or all of fewer."""
     order = np.lexsort((keys, -scores))
     keys, scores = keys[order], scores[order]
     apart = scores[:-1] - scores[1:] > slack

@@ -42,14 +42,9 @@ class TokenBudget:
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:
-    """A function that counts the tokens of a text.
+    """A function that counts the tokens of a text; for what it takes see `TOKENIZERS`.
 
-    Args:
-        tokenizer: a LangChain model (its `get_num_tokens`), a tokenizer with `encode` (transformers, tiktoken), or a
-            function from a text to its tokens (a sequence, an array) or their number.
-
-    Raises:
-        InputError: it is none of these; from the counter: it returned something else.
+    Tokens may be a sequence or an array. The tokenizer, or later what it returns, may be an `InputError`.
     """
     named = (getattr(tokenizer, name, None) for name in ("get_num_tokens", "encode"))
     function = next((one for one in (*named, tokenizer) if callable(one)), None)

@@ -42,20 +42,12 @@ class _Table:
 
 
 def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str] = ()) -> str:
-    """A schema within a number of characters.
+    """A schema within a budget of characters: itself, if it fits or has no CREATE TABLE or CREATE VIEW statements.
 
-    It keeps the tables that the examples' programs name, those whose name or columns the question mentions, and then
-    those that foreign keys link to these (the first tables if there are none). Of all other tables it lists the names,
-    as far as they fit. The order is kept.
-
-    Args:
-        schema: CREATE TABLE and CREATE VIEW statements, each beginning on a new line, and what precedes them.
-        budget: characters. The first table is kept however long it is.
-        question: in words.
-        programs: those of the examples in the prompt.
-
-    Returns:
-        The schema itself if it fits, or has no such statements.
+    Each statement must begin on a new line. What is kept are the tables that the examples' programs name, those whose
+    name or columns the question mentions, and then those that foreign keys link to these (the first tables if there are
+    none); at least one, however long it is. Of all other tables the names are listed, as far as they fit. The order is
+    kept.
     """
     if len(schema) <= budget:
         return schema

@@ -39,34 +39,21 @@ class Constraint(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """How a selection goes.
+    """How a selection goes."""
 
-    Args:
-        k: picks per query.
-        k_min: fewer picks than this are an error (`Served` says so).
-        beam_width: sequences kept per query; 1: greedy decoding (section 3.2).
-        tau: τ of π = softmax(logits / τ).
-        probabilities: compute π of every pick, over the candidates left at its step; beams always do.
-        stop_early: end a sequence when the next pick's logit is not above 0, as it gains nothing.
-        constraints: see `Constraint`.
-        explore: draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its
-            probability there; 0: always pick the best. Not with beams.
-        random: the generator that draws.
-        min_relevance: nothing is picked for questions below it (enforced by `ExampleStore`); see `Encoder.relevance`.
-        home: the questions' `Item.home`, for `ExampleStore`.
-    """
-
-    k: int
-    beam_width: int = 1
-    tau: float = 1.0
-    probabilities: bool = False
-    stop_early: bool = False
+    k: int  # picks per query
+    beam_width: int = 1  # sequences kept per query; 1: greedy decoding (section 3.2)
+    tau: float = 1.0  # τ of π = softmax(logits / τ)
+    probabilities: bool = False  # compute π of every pick, over the candidates left at its step; beams always do
+    stop_early: bool = False  # end a sequence when the next pick's logit is not above 0, as it gains nothing
     constraints: tuple[Constraint, ...] = ()
-    k_min: int = 0
+    k_min: int = 0  # fewer picks than this are an error (`Served` says so)
     explore: float = 0.0
-    random: np.random.Generator | None = None
-    min_relevance: float = 0.0
-    home: str = ""
+    """Draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its probability
+    there; 0: always pick the best. Not with beams."""
+    random: np.random.Generator | None = None  # draws
+    min_relevance: float = 0.0  # `Served` picks nothing for questions below it; see `Encoder.relevance`
+    home: str = ""  # the questions' `Item.home`, for `Served`
 
     @property
     def scored(self) -> bool:
@@ -81,21 +68,12 @@ class Options:
 
 @dataclass(slots=True)
 class Picks:
-    """What was picked for B queries.
+    """What was picked for B queries; −1, −inf and NaN where a query's sequence had already ended."""
 
-    Args:
-        positions: (B, k) int64; positions[b, t] is the key of query b's pick at step t (the pool position, for a
-            matrix); −1 where its sequence had already ended.
-        logits: (B, k) float32; the pick's logit (Eq. 4) in the state it was picked in; −inf where there is none.
-        probabilities: (B, k) float64; π of the pick among the candidates left, or the probability with which it was
-            drawn; NaN if not requested.
-        rows: the examples picked, by key; `greedy` has none.
-    """
-
-    positions: IntArray
-    logits: FloatArray
-    probabilities: NDArray[np.float64]
-    rows: Mapping[int, Row] | Sequence[Row] = ()
+    positions: IntArray  # (B, k) the key of each pick (the pool position, for a matrix)
+    logits: FloatArray  # (B, k) the pick's logit (Eq. 4) in the state it was picked in
+    probabilities: NDArray[np.float64]  # (B, k) π of the pick among what was left, or of its draw; NaN if not requested
+    rows: Mapping[int, Row] | Sequence[Row] = ()  # the examples picked, by key; `greedy` has none
 
     @classmethod
     def none(cls, batch: int, k: int) -> Picks:

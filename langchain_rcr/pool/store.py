@@ -205,10 +205,7 @@ class ExampleStore:
         """
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
-            vectors = self.encoder.encode_pool(pool.items(self.encoder.prefer))
-            self.index.add(_rows(pool), vectors, replace=pool.ids if replace else ())
-            self.encoder.grow(pool.items())
-            self._say_unread(pool)
+            self._put(pool, pool.ids if replace else ())
             if self.needs_refit:
                 if refit and isinstance(self.index, LocalIndex) and not self._unfit:
                     if self._fitting is None or not self._fitting.is_alive():  # not alive: left behind by a fork
@@ -219,6 +216,12 @@ class ExampleStore:
                         "%d examples, many of them new to the fit: call refit(), or await arefit()", self.index.count()
                     )
         return list(pool.ids)
+
+    def _put(self, pool: ExamplePool, replace: Sequence[str]) -> None:
+        vectors = self.encoder.encode_pool(pool.items(self.encoder.prefer))
+        self.index.add(_rows(pool), vectors, replace=replace)
+        self.encoder.grow(pool.items())
+        self._say_unread(pool)
 
     def delete(self, ids: Sequence[str]) -> int:
         """Delete examples; no query that begins later can pick them. Unknown ids are ignored.
@@ -273,7 +276,7 @@ class ExampleStore:
                 new = {row.id: row for row in before.engine.rows()}
                 late = {one: row.example for one, row in new.items() if one not in old or row != old[one]}
                 fresh.index.delete([one for one in old if one not in new])
-                fresh.add([*late.values()], [*late], replace=True)
+                fresh._put(self.schema.extended([*late.values()], [*late]), [*late])
                 self.now, self._stale = fresh.now, False
             logger.info("fitted anew to %d examples in %.1f s", len(pool), time.monotonic() - began)
 

@@ -111,6 +111,23 @@ def test_what_changes_meanwhile_is_not_lost(
     assert retriever.invoke(NEW[0]["source"])[-1].id == "a"
 
 
+def test_one_in_the_background_asks_for_no_other(
+    retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    refitted = TriEncoder.refitted
+
+    def meanwhile(self: TriEncoder, *arguments: Any, **options: Any) -> TriEncoder:
+        made = refitted(self, *arguments, **options)
+        retriever.add_examples(NEW)
+        return made
+
+    monkeypatch.setattr(TriEncoder, "refitted", meanwhile)
+    retriever.store._fitting = threading.current_thread()
+    retriever.store.refit()
+    assert retriever.needs_refit
+    assert "call refit()" not in caplog.text
+
+
 def test_an_engine_elsewhere_needs_an_empty_one(fitted: SequentialCompositionalRetriever) -> None:
     retriever = make.from_encoder(
         copy.deepcopy(fitted.store.encoder), ROWS, index=VectorStoreIndex(InMemoryVectorStore)
