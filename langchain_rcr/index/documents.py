@@ -87,18 +87,15 @@ class Found(NamedTuple):
     @classmethod
     def of(cls, document: Document) -> Found:
         """What a document holds."""
+        key = _key(document)
         both = np.frombuffer(base64.b64decode(document.metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
-        return cls(int(document.metadata["rcr_key"]), Row(**_loaded(document)), *both)
+        return cls(key, Row(**_loaded(document)), *both)
 
 
 class StoredDocuments:
     """The documents of one pool: one per example, as JSON with its vectors in the metadata, and the header.
 
     The arguments are those of `VectorStoreIndex`; with `filters`, fields are also metadata, whatever the store's class.
-
-    Raises:
-        InputError: a function without a parameter for the embeddings.
-
     Every method raises EngineError, with the store's name, if the store fails or lacks a method.
     """
 
@@ -194,7 +191,7 @@ class StoredDocuments:
         options = {} if filter is None else {"filter": filter}
         # Ask for more, as headers may be among them.
         documents = self.ask(self.store.similarity_search_by_vector, query, k=width + len(_HEADERS), **options)
-        return [Found.of(document) for document in documents if document.metadata["rcr_key"] >= 0][:width]
+        return [Found.of(document) for document in documents if _key(document) >= 0][:width]
 
     def beside_header(self, most: int) -> list[Document]:
         """The `most` documents nearest to the place of headers, where no example is."""
@@ -202,11 +199,7 @@ class StoredDocuments:
         return self.ask(self.store.similarity_search_by_vector, place, k=most)
 
     def by_names(self, names: list[str], count: int) -> list[Document]:
-        """The documents with these ids; if the store can't look ids up, it is searched for all `count` examples.
-
-        Raises:
-            InputError: it can't, and there are more than `scan_limit`.
-        """
+        """The documents with these ids; a store that can't look ids up is searched for all `count` examples."""
         store = self.store
         if type(store).get_by_ids is not VectorStore.get_by_ids:
             parts = [names[start : start + _AT_ONCE] for start in range(0, len(names), _AT_ONCE)]
@@ -216,7 +209,7 @@ class StoredDocuments:
                 f"{self.name} can't look ids up, and holds more examples than scan_limit = {self._scan_limit:,}"
             )
         documents = self.beside_header(len(_HEADERS) + count) if names else []
-        if documents and all(one.metadata["rcr_key"] >= 0 for one in documents):
+        if documents and all(_key(one) >= 0 for one in documents):
             raise EngineError(
                 f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
             )
@@ -224,11 +217,7 @@ class StoredDocuments:
         return [one for one in documents if self.name_of(_id(_loaded(one))) in wanted]
 
     def put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
-        """Add documents with their vectors (n, D + 1).
-
-        Raises:
-            InputError: the store uses embeddings of its own, which would place the documents anywhere.
-        """
+        """Add documents with their vectors (n, D + 1); other embeddings than ours would place them anywhere."""
         for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
             some = list(documents[start : start + _AT_ONCE])
             lists = vectors[start : start + _AT_ONCE].tolist()
@@ -254,11 +243,7 @@ class StoredDocuments:
         return str(uuid.uuid5(_NAMESPACE, json.dumps([self._pool, example_id])))
 
     def document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
-        """An example as a document.
-
-        Raises:
-            PoolError: a field isn't JSON.
-        """
+        """An example as a document; a `PoolError` if a field isn't JSON."""
         try:
             text = json.dumps(row._asdict())
             check_json(row.example, tuples=True)
@@ -280,6 +265,14 @@ def _parameter(make: Callable[..., VectorStore]) -> str:
         msg = f"{make!r} has no parameter for embeddings (looked for {', '.join(_EMBEDDINGS)}): wrap it in a function"
         raise InputError(msg)
     return found
+
+
+def _key(document: Document) -> int:
+    """The key of an example; a header's is negative."""
+    if not {"rcr_key", "rcr_vectors"} <= document.metadata.keys():
+        text = document.page_content
+        raise EngineError(f"the vector store holds a document that isn't the pool's, or lost its vectors: {text!r:.80}")
+    return int(document.metadata["rcr_key"])
 
 
 def _loaded(document: Document) -> dict[str, Any]:

@@ -384,3 +384,10 @@ def test_documents_that_are_no_pool_are_not_taken_for_an_empty_one():
     store.add_texts(["of somebody else"])
     with pytest.raises(EngineError, match="InMemoryVectorStore holds documents but no pool: add the examples to an e"):
         VectorStoreIndex(lambda embedding: store).bind("f", DIM)
+
+
+def test_a_document_of_somebody_else_among_a_pool_s_is_named():
+    index = filled(VectorStoreIndex(InMemoryVectorStore), *drawn(6, 4))
+    index.documents.store.add_texts(["of somebody else"])
+    with pytest.raises(EngineError, match=r"holds a document that isn't the pool's, .*: 'of somebody else'"):
+        picks(index, ONES, Options(4))
