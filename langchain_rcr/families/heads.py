@@ -51,9 +51,6 @@ class NumpyLinearEncoder(BaseEncoder):
         scale: a constant factor on the vectors; the product of E_x's and E_c's sets how sharp the initial policy is.
         queries: whether it reads queries (E_x), which some embedding models treat differently.
         seed: of the random parts, shared by the three encoders of a policy. None: these parts are 0.
-
-    Raises:
-        InputError: neither `dim` nor a backbone gives the length of the vectors.
     """
 
     arguments = ("dim", "scale", "queries")

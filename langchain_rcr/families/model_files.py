@@ -78,10 +78,8 @@ def model_folder(base: str) -> str:
     """The argument of `AutoModel.from_pretrained` for a base as users write it.
 
     `package:NAME` stands for the model inside the installed distribution of this name. As the name may come from a
-    checkpoint, nothing is imported, and a folder that merely is on `sys.path` doesn't count.
-
-    Raises:
-        InputError: the distribution is not installed, or its list of files has no model.
+    checkpoint, nothing is imported, and a folder that merely is on `sys.path` doesn't count. Without a model in an
+    installed distribution's list of files, it is an `InputError`.
     """
     if not base.startswith("package:"):
         return base

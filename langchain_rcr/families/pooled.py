@@ -114,9 +114,6 @@ class PooledTransformer(nn.Module):
         pooling: mean over the tokens, or the first token's vector.
         max_length: tokens read of a text; the rest is cut off.
         saved: whether the folder is part of a checkpoint, which anybody may have written (`_check_saved_model`).
-
-    Raises:
-        InputError: the model can't be loaded.
     """
 
     def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:

@@ -114,9 +114,6 @@ async def best_fetched(
         size: how many candidates there are.
         rounding: the error in the order of `fetch`, relative to |state|.
         most: the most candidates fetched to settle which of many ties comes first.
-
-    Returns:
-        Keys (B, t) and logits (B, t), as in `Hits`.
     """
     keys, logits = nothing(len(states), t)
     barred = [np.unique(row) for row in exclude]
@@ -138,11 +135,7 @@ async def best_fetched(
 
 
 def slack(states: FloatArray, longest: float) -> FloatArray:
-    """How far apart tied logits of each state may lie, (B,) float32; `longest` is max |E_c|.
-
-    Raises:
-        InputError: a state or a candidate is not finite.
-    """
+    """How far apart tied logits of each state may lie (B,), given max |E_c|; an `InputError` if one is not finite."""
     lengths = np.sqrt(np.einsum("bd,bd->b", states, states)).tolist()
     if not (math.isfinite(longest) and all(map(math.isfinite, lengths))):
         msg = "vectors of queries or examples are not finite numbers: the encoder or its embeddings are broken"
@@ -171,11 +164,7 @@ def blocks(rows: int, columns: int, most: int | None = None) -> Iterator[slice]:
 
 
 def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n_pool: int, k: int) -> list[IntArray]:
-    """The positions that each query may not pick, without repeats.
-
-    Raises:
-        InputError: not one entry per query, a position outside the pool, k below 1, or k above what is left.
-    """
+    """The positions that each query may not pick, without repeats; an `InputError` if that leaves fewer than k."""
     if k < 1:
         raise InputError(f"k is {k}; it must be at least 1")
     exclude = [()] * n_queries if exclude is None else exclude

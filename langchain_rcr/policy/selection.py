@@ -142,15 +142,8 @@ def greedy(
 ) -> Picks:
     """Greedy decoding of the policy (section 3.2): every step takes the candidate with the largest logit.
 
-    Args:
-        queries: E_x of the queries, (B, D) float32.
-        pool: the pool's vectors, or a table of them.
-        state: how picks compose (its `start` is called here).
-        k: how many examples to pick per query.
-        exclude: for each query the pool positions it must not get (itself, for a training query).
-
-    Returns:
-        Picks of k distinct positions per query. Ties go to the lowest position.
+    As `select`, from E_x of the queries (B, D) and the pool's vectors or a table of them; `exclude` has for each query
+    the pool positions that it must not get (itself, for a training query).
 
     Raises:
         InputError: k is not positive, a query has fewer than k candidates left, or a position is outside the pool.

@@ -48,13 +48,10 @@ class Fields(TypedDict, total=False):
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
-    """Return the query among a prompt's variables (name → value).
+    """The query among a prompt's variables (name → value), or an `InputError` that names the keys.
 
     It consists of the variables `input_keys`, joined by spaces in the order of their sorted names. Without these, it
     consists of those named like the keys of an example's question, else of the only variable.
-
-    Raises:
-        InputError: the query is missing or not a string; the message names the keys.
     """
     if not isinstance(variables, Mapping):
         raise InputError(f"input_variables must be a mapping of names to values, not {type(variables).__name__}")
@@ -86,10 +83,7 @@ def keys_of(
     The question is `input_keys` if given, else "source". Else, of two fields, it is the one that isn't "target", or the
     one that parses less often as a program of `spec`, or the first. The program is "target", else the only other field,
     else the only one of `example_keys` that isn't the question's. Without examples, the fields are `input_keys` and
-    `example_keys`.
-
-    Raises:
-        InputError: the fields leave it open.
+    `example_keys`. An `InputError` if they leave it open.
     """
     first = next(iter(examples), {}) if isinstance(examples, Iterable) else {}
     fields = list(first) if isinstance(first, Mapping) else []

@@ -120,11 +120,7 @@ def _misfit(example: Example) -> str:
 
 
 def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target_key: str = "target") -> ExamplePool:
-    """Read the pool that `write_jsonl` wrote; a row without "id" gets a random one.
-
-    Raises:
-        PoolError: the file can't be read, or a row is not an example; the message names file and line.
-    """
+    """The pool that `write_jsonl` wrote, or a `PoolError` that names file and line; a row without "id" gets one."""
     try:
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
@@ -172,12 +168,7 @@ def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: P
 
 
 def load_vectors(path: Path, fingerprint: str, ids: Sequence[object]) -> tuple[PoolVectors, IntArray]:
-    """Read the vectors and programs that `save_vectors` wrote for this encoder and these examples.
-
-    Raises:
-        CheckpointError: the file is missing, damaged, foreign, or belongs to another encoder or other examples; the
-            message says what to rebuild.
-    """
+    """What `save_vectors` wrote for this encoder and these examples, or a `CheckpointError`."""
     try:
         if not path.is_file():
             raise _unfit(path, "is missing")

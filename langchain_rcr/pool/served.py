@@ -59,14 +59,9 @@ class Served:
         With `is_async`, encode in a thread, and search there too, or where a network engine has its connections.
         Otherwise nothing here waits, and `InThisThread` can run it.
 
-        Returns:
-            For each question its picks. There are fewer than k only if the pool or what the filter allows has fewer, or
-            if `options` ends a sequence early; there are none below `options.min_relevance`. If there are fewer than
-            `options.k_min`, an error takes their place, since other questions may have enough.
-
-        Raises:
-            InputError: a question is not a string, blank or not valid Unicode; a draft is not a string, or the
-                encoder's family can't use drafts.
+        For a question there are fewer than k picks only if the pool or what the filter allows has fewer, or if
+        `options` ends a sequence early. If there are fewer than `options.k_min`, an error takes their place, since
+        other questions may have enough.
         """
         if not is_async:
             return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))

@@ -28,11 +28,7 @@ def storable(text: str) -> bool:
 
 
 def to_json(example: Mapping[str, Any], example_id: str) -> str:
-    """An example as the text of a JSON object that comes back from JSONB as an equal dict.
-
-    Raises:
-        PoolError: JSON or PostgreSQL has no such value; the message names the example and the field.
-    """
+    """An example as JSON text that comes back from JSONB as an equal dict, or a `PoolError` that names the field."""
     plain = {}
     for key, value in example.items():
         try:
@@ -49,8 +45,7 @@ def to_json(example: Mapping[str, Any], example_id: str) -> str:
 def to_sql(condition: Filter, values: dict[str, Any]) -> str:
     """A filter as a condition on a row `e`, true or false, never unknown; adds the statement's parameters to `values`.
 
-    Raises:
-        InputError: a value that is neither text, number, bool nor null, or a text that PostgreSQL can't keep.
+    A field or value that PostgreSQL can't keep is an `InputError`.
     """
     if isinstance(condition, AllOf | AnyOf):
         word, empty = (" AND ", "true") if isinstance(condition, AllOf) else (" OR ", "false")
