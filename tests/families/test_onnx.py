@@ -115,10 +115,10 @@ def test_a_checkpoint_is_served_as_it_was_fitted(folder: str, tmp_path: Path, sa
     questions = [item.source for item in ITEMS]
     ours, theirs = served.encode_queries(questions), model.encode_queries(questions)
     np.testing.assert_allclose(ours, theirs, atol=0.5 if save == "onnx-int8" else 1e-3)
-    picks = [greedy(each, model.encode_pool(ITEMS), model.state(), 2).positions for each in (ours, theirs)]
-    if save != "onnx-int8":
-        np.testing.assert_array_equal(*picks)
-    assert np.mean(picks[0] == picks[1]) > 0.9
+    picks = [greedy(each, model.encode_pool(ITEMS), model.state(), 2) for each in (ours, theirs)]
+    if save != "onnx-int8":  # examples worth the same but for rounding may swap
+        np.testing.assert_allclose(picks[0].logits, picks[1].logits, atol=1e-2)
+    assert np.mean(picks[0].positions == picks[1].positions) > 0.9
 
 
 def test_what_is_saved_for_onnx_stays_so(folder: str, tmp_path: Path) -> None:
