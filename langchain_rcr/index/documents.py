@@ -259,7 +259,9 @@ class StoredDocuments:
 
 def _parameter(make: Callable[..., VectorStore]) -> str:
     """The parameter of a class or function that takes the embeddings."""
-    names = inspect.signature(make).parameters if callable(make) else {}  # a store that exists already
+    if not callable(make):
+        raise InputError(f"give the class of a store, or a function that makes one, not {make!r:.80}")
+    names = inspect.signature(make).parameters
     found = next((name for name in _EMBEDDINGS if name in names), None)
     if found is None:
         msg = f"{make!r} has no parameter for embeddings (looked for {', '.join(_EMBEDDINGS)}): wrap it in a function"

@@ -225,12 +225,10 @@ def test_what_makes_a_store_takes_the_embeddings_of_pools():
     rows, vectors = drawn(7, 5)
     index = filled(VectorStoreIndex(InMemoryVectorStore), rows, vectors)
     assert (index.count(), repr(index)) == (5, "VectorStoreIndex(InMemoryVectorStore)")
-    for other in (
-        lambda name: InMemoryVectorStore(embedding=name),
-        InMemoryVectorStore(DeterministicFakeEmbedding(size=3)),
-    ):
-        with pytest.raises(InputError, match=r"has no parameter for embeddings .*: wrap it in a function"):
-            VectorStoreIndex(other)
+    with pytest.raises(InputError, match=r"has no parameter for embeddings .*: wrap it in a function"):
+        VectorStoreIndex(lambda name: InMemoryVectorStore(embedding=name))
+    with pytest.raises(InputError, match=r"give the class of a store, .*, not <.*InMemoryVectorStore object"):
+        VectorStoreIndex(InMemoryVectorStore(DeterministicFakeEmbedding(size=3)))
     with pytest.raises(RuntimeError, match="bind"):
         VectorStoreIndex(InMemoryVectorStore).count()
     with pytest.raises(InputError, match="scan_limit must be a positive number"):
