@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
 
 from langchain_rcr.basics.items import NAME, WORD, folded
 
@@ -38,6 +40,8 @@ _OTHERS = "-- {count} more tables: {names}"
 class _Table:
     text: str
     name: str
+    words: frozenset[str]
+    name_words: frozenset[str]
     references: frozenset[str]
 
 
@@ -64,10 +68,10 @@ def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str]
             left -= size
     kept = [table.text for place, table in enumerate(tables) if place in chosen]
     names = [table.name for place, table in enumerate(tables) if place not in chosen]
-    count = len(names)
-    while names and len(others := _OTHERS.format(count=count, names=", ".join(names))) >= left:
-        names.pop()
-    return "\n".join(filter(None, [front, *kept, others if names else ""]))
+    left -= len(_OTHERS.format(count=len(names), names=""))
+    shown = names[: bisect_left([*accumulate(len(name) + 2 for name in names)], left + 2)]
+    others = _OTHERS.format(count=len(names), names=", ".join(shown)) if shown else ""
+    return "\n".join(filter(None, [front, *kept, others]))
 
 
 def of_others(schema: str, programs: Sequence[str]) -> bool:
@@ -122,8 +126,8 @@ def _tables(schema: str) -> tuple[str, list[_Table]]:
     for match, end in zip(begins, ends, strict=True):
         text = schema[match.start() : end].strip()
         name = _name(schema, match.end())
-        references = (_name(text, other.end()) for other in _REFERENCES.finditer(text))
-        tables.append(_Table(text, name, frozenset(each.lower() for each in references)))
+        references = frozenset(_name(text, other.end()).lower() for other in _REFERENCES.finditer(text))
+        tables.append(_Table(text, name, frozenset(words(text)), frozenset(words(name)), references))
     return schema[: begins[0].start()].strip() if begins else schema, tables
 
 
@@ -136,14 +140,13 @@ def _scores(tables: Sequence[_Table], question: str, programs: Iterable[str]) ->
     """How strongly question and programs point to each table."""
     asked = set(words(question))
     named = {name.lower() for program in programs for name in (*re.findall(NAME, program), *_read(program))}
-    names = [set(words(table.name)) for table in tables]
-    columns = [set(words(table.text)) for table in tables]
-    having = Counter(word for own in columns for word in own)
-    rarity = {word: math.log((len(tables) + 1) / having[word]) for word in asked if having[word]}
+    having = Counter(word for table in tables for word in asked & table.words)
+    rarity = {word: math.log((len(tables) + 1) / count) for word, count in having.items()}
     scores = [
         _IN_PROGRAM * (table.name.lower() in named)
-        + sum(rarity[word] * (_IN_NAME if word in own else 1.0) for word in asked & inside)
-        for table, own, inside in zip(tables, names, columns, strict=True)
+        # `sum` would depend on the order of sets, which differs between processes.
+        + math.fsum(rarity[word] * (_IN_NAME if word in table.name_words else 1.0) for word in asked & table.words)
+        for table in tables
     ]
     place_of = {table.name.lower(): place for place, table in enumerate(tables)}
     spread = list(scores)

@@ -1,5 +1,8 @@
 """A schema that fits a prompt: which tables stay, by question, examples and foreign keys; words of names."""
 
+import os
+import subprocess
+import sys
 from typing import NamedTuple
 
 import pytest
@@ -57,6 +60,19 @@ def test_names_of_the_others_are_given_where_they_fit():
     assert text == f"{FRONT}\n{RIVER}\n-- 3 more tables: city, state, crossing"
     text = fitted(SCHEMA, len(FRONT) + len(RIVER) + 34, "rivers length title")
     assert text == f"{FRONT}\n{RIVER}\n-- 3 more tables: city, state"
+
+
+def test_every_process_keeps_the_same_tables():
+    program = """
+import random
+from langchain_rcr.policy.schema import fitted
+draw, columns = random.Random(0), "alpha beta gamma delta price date status kind note city".split()
+tables = [f"CREATE TABLE t{at} ({' int, '.join(draw.sample(columns, 6))} int);" for at in range(60)]
+print([fitted("\\n".join(tables), 900, " ".join(draw.sample(columns, 5)), []) for _ in range(50)])
+"""
+    seeds = [{**os.environ, "PYTHONHASHSEED": str(seed)} for seed in range(4)]
+    said = [subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, check=True) for env in seeds]
+    assert len({each.stdout for each in said}) == 1
 
 
 def test_what_has_no_statements_stays_whole():
