@@ -20,18 +20,20 @@ _SQLITE = """
 SELECT '"' || replace(name, '"', '""') || '"', sql FROM sqlite_master
 WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
 """
-# Columns in order, then keys.
+# What the role may read, columns in order, then keys; a partition's rows are in its table.
 _POSTGRESQL = """
+WITH tables AS (
+    SELECT oid, quote_ident(relname) AS name FROM pg_class
+    WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT relispartition
+        AND relnamespace = to_regnamespace(quote_ident(current_schema())) AND has_any_column_privilege(oid, 'SELECT')
+)
 SELECT name, 'CREATE TABLE ' || name || ' (' || string_agg(line, ', ' ORDER BY is_key, number) || ')' FROM (
-SELECT quote_ident(c.relname), 0, a.attnum, quote_ident(a.attname) || ' ' || format_type(a.atttypid, a.atttypmod)
-FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
-JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname = current_schema() AND a.attnum > 0 AND NOT a.attisdropped
+SELECT name, 0, attnum, quote_ident(attname) || ' ' || format_type(atttypid, atttypmod)
+FROM tables JOIN pg_attribute ON attrelid = oid
+WHERE attnum > 0 AND NOT attisdropped AND has_column_privilege(oid, attnum, 'SELECT')
 UNION ALL
-SELECT quote_ident(c.relname), 1, row_number() OVER (PARTITION BY c.oid ORDER BY k.contype DESC, k.conname),
-    pg_get_constraintdef(k.oid)
-FROM pg_class c JOIN pg_constraint k ON k.conrelid = c.oid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE k.contype IN ('p', 'f') AND n.nspname = current_schema()
+SELECT name, 1, row_number() OVER (PARTITION BY conrelid ORDER BY contype DESC, conname), pg_get_constraintdef(k.oid)
+FROM tables JOIN pg_constraint k ON conrelid = tables.oid WHERE contype IN ('p', 'f')
 ) AS lines (name, is_key, number, line) GROUP BY name ORDER BY name
 """
 
@@ -44,15 +46,19 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
         samples: at most this many values per column, in a comment below its table; short ones, from the first rows.
 
     Raises:
-        InputError: it can't be opened, or its schema is too large or takes too long to read.
+        InputError: it can't be opened, has no tables, or its schema is too large or takes too long to read.
         MissingExtraError: PostgreSQL without psycopg.
     """
     check_limits(least=0, samples=samples)
+    postgres = address_of(database)[1]
     with open_database(database) as execute:
         try:
-            tables = execute(_POSTGRESQL if address_of(database)[1] else _SQLITE)
+            tables = execute(_POSTGRESQL if postgres else _SQLITE)
         except ProgramError as error:
             raise InputError(f"the schema can't be read: {error}; write down the tables that matter") from error
+        if not tables:
+            where = "the first schema of the search path has none that this role may read" if postgres else database
+            raise InputError(f"no tables to write queries for: {where}")
         return "\n".join(f"{text};{sampled(execute, name, samples) if samples else ''}" for name, text in tables)
 
 
