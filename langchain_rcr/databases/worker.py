@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import select
 import sqlite3
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
-from decimal import Decimal
+from contextlib import closing, suppress
 from itertools import chain
 from typing import Any
 from urllib.parse import quote
@@ -91,12 +91,13 @@ class SQLite:
             name, message = getattr(error, "sqlite_errorname", ""), str(error)
             if name == "SQLITE_INTERRUPT":
                 raise RefusedError(f"longer than {self._timeout:g} s") from None
+            if name == "SQLITE_AUTH" and message == "not authorized":
+                message = "not authorized: a program may only read tables"
             fault = DatabaseError(message) if name.startswith(_OWN_FAULT) else RefusedError(message)
-            if message.startswith("Could not decode to UTF-8") and not self._has_other_text:
-                self._has_other_text = True  # only then, as sqlite3 itself decodes faster
-                self._close()
-                raise AgainError(fault) from None
-            if self._changed() or message.startswith("vtable constructor failed"):  # perhaps of a new table
+            is_other_text = message.startswith("Could not decode to UTF-8") and not self._has_other_text
+            self._has_other_text |= is_other_text  # only then, as sqlite3 itself decodes faster
+            is_new_table = message.startswith("vtable constructor failed")  # perhaps
+            if is_other_text or is_new_table or self._changed():
                 self._close()
                 raise AgainError(fault) from None
             raise fault from None
@@ -210,7 +211,7 @@ class PostgreSQL:
         """The rows of a program."""
         if "\0" in program:  # the client library would cut it off there
             raise RefusedError("a null character")
-        with self._connected() as connection:
+        with closing(self._connected()) as connection:
             say({"started": connection.info.backend_pid})
             deadline = time.monotonic() + self._timeout
             # A pooler on the way may lose the server's own limit.
@@ -220,7 +221,8 @@ class PostgreSQL:
             try:
                 # The server only accepts a single query for a cursor, and sends only some rows at a time.
                 with connection.cursor(name="rcr") as cursor:
-                    cursor.execute(program.strip().rstrip(";"))
+                    # On a line of its own, so that no message quotes DECLARE … CURSOR.
+                    cursor.execute(f"\n{program.strip().rstrip(';')}")
                     while rows := cursor.fetchmany(_AT_ONCE):
                         yield rows
                         # Each FETCH has its own time limit, which the program may have lifted.
@@ -232,7 +234,6 @@ class PostgreSQL:
                 raise self._diagnosed(error, program, connection) from None
             finally:
                 cancel.cancel()
-                connection.close()
 
     def _connected(self) -> Any:
         # Half the limit is for waiting until others have written, as in SQLite.
@@ -252,11 +253,12 @@ class PostgreSQL:
         """What to raise for an error of the driver, depending on whose fault it is."""
         if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or because another one crashed
             return AgainError(RefusedError(str(error)))
+        message = re.sub(r"(?m)^LINE (\d+)", lambda line: f"LINE {int(line[1]) - 1}", str(error))
         if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():
-            return DatabaseError(f"the PostgreSQL database can't be read: {error}")
+            return DatabaseError(f"the PostgreSQL database can't be read: {message}")
         if error.sqlstate is None and connection.broken:
             self._connected().close()  # the database's fault if this fails, else the program's
-        return RefusedError(self._overrun if error.sqlstate == "57014" else str(error))
+        return RefusedError(self._overrun if error.sqlstate == "57014" else message)
 
 
 def or_text(loader: Any) -> Any:
@@ -330,14 +332,12 @@ def plain(value: Any, attached: list[bytes]) -> list[Any]:
             return ["bytes", raw.hex()]
         attached.append(raw)
         return ["text" if isinstance(value, Text) else "blob", len(raw)]
-    if isinstance(value, Decimal):
-        return ["Decimal", str(value)]
     kind = type(value).__name__
     if kind in ("date", "datetime", "time"):
         return [kind, value.isoformat()]
     if kind == "timedelta":
         return [kind, [value.days, value.seconds, value.microseconds]]
-    return ["str", str(value)]
+    return [kind if kind == "Decimal" else "str", str(value)]
 
 
 def say(message: dict[str, Any] | str, attached: Iterable[bytes] = ()) -> None:

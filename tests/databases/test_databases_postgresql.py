@@ -152,6 +152,14 @@ class TestPostgreSQL:
             run(program)
         assert run("SELECT count(*) FROM city") == [(2,)]
 
+    def test_an_error_quotes_the_program_alone(self, run):
+        with pytest.raises(ProgramError) as caught:
+            run("SELECT name,\n  age FROM city")
+        shown = ['column "age" does not exist', "LINE 2:   age FROM city", " " * 10 + "^"]
+        assert str(caught.value).splitlines()[:3] == shown
+        with pytest.raises(ProgramError, match='near "DELETE"\nLINE 1: DELETE FROM city'):
+            run("DELETE FROM city")
+
     def test_values_of_its_own_types(self, run):
         query = "SELECT date '2020-02-01', timestamp '2020-02-01 03:04:05.6', interval '1 day 2 s', '\\xff'::bytea, "
         query += "array[1.5, NULL], '{\"a\": [1]}'::jsonb, time '03:04', 'nan'::float8, '::1'::inet"
