@@ -110,6 +110,8 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
 
     def _messages(self, step: int, example: Mapping[str, Any]) -> list[AnyMessage]:
         question, program = example[self.keys.source], example[self.keys.target]
+        if not (isinstance(question, str) and isinstance(program, str)):
+            raise InputError(f"an example's question and program must be texts, not {question!r:.80}, {program!r:.80}")
         calls = [
             {"name": name, "args": arguments, "id": _call_id(step, at, program), "type": "tool_call"}
             for at, (name, arguments) in enumerate(tool_calls(program))

@@ -303,6 +303,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         question = _Question(config)
         try:
             question.variables = question.query = self._variables(given)
+            if isinstance(self.execute, Databases):
+                self.execute.path(question.variables)  # fail before a call is paid for
             if isinstance(self.retriever, Runnable):
                 question.query = " ".join(question.variables[key] for key in self._input_keys())
             ours = innermost(self.retriever)

@@ -64,7 +64,8 @@ class Databases(AbstractContextManager["Databases"]):
                 has = ", ".join(map(repr, fields)) or "none"
                 raise InputError(f"the database {self._template} needs the field {name!r}; a question's are {has}")
             if not isinstance(fields[name], str) or not _NAME.fullmatch(fields[name]):
-                raise InputError(f"{name} = {fields[name]!r:.100} can't name a database: letters, digits, _, - and .")
+                allowed = "text of letters, digits, _, - and ."
+                raise InputError(f"{name} = {fields[name]!r:.100} can't name a database: {allowed}")
         return self._template.format(**{name: fields[name] for name in self.names})
 
     def __call__(self, program: str, fields: Mapping[str, Any]) -> list[tuple[Any, ...]]:

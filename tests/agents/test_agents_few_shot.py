@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 from langchain.agents import create_agent
 from langchain.agents.middleware import HumanInTheLoopMiddleware
+from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, ToolMessage
+from langchain_core.prompts import PromptTemplate
 from langchain_core.tools import tool
 from langgraph.checkpoint.memory import InMemorySaver
 from langgraph.types import Command
@@ -194,6 +196,10 @@ def test_bad_arguments_are_named(retriever: SequentialCompositionalRetriever) ->
         _messages(retriever, source_key="sorce", variables=lambda _: {"sorce": "open"})
     with pytest.raises(InputError, match="variables must give a mapping of names to values, not str"):
         _messages(retriever, variables=lambda _: "open the door")
+    rows = [{"source": "open the door", "target": {"name": "open"}}]
+    others = LengthBasedExampleSelector(examples=rows, example_prompt=PromptTemplate.from_template("{source}"))
+    with pytest.raises(InputError, match=r"must be texts, not 'open the door', \{'name': 'open'\}"):
+        _messages(others)
 
 
 def test_a_run_that_waits_for_a_human_has_no_outcome_yet(

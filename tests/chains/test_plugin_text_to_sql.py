@@ -152,10 +152,11 @@ def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str)
         connection.execute('DROP TABLE IF EXISTS city, river, "Bay"')
         connection.execute('CREATE TABLE river (id int PRIMARY KEY, name text, "the length" numeric(6, 1))')
         connection.execute("CREATE TABLE city (name text, river_id int REFERENCES river (id))")
-        connection.execute('CREATE TABLE "Bay" (id int PRIMARY KEY)')
+        connection.execute('CREATE TABLE "Bay" (id int PRIMARY KEY) PARTITION BY RANGE (id)')
+        connection.execute('CREATE TABLE "Bay of 2024" PARTITION OF "Bay" FOR VALUES FROM (0) TO (9)')
     try:
         # Other tests keep tables on this server.
-        ours = ("CREATE TABLE city ", "CREATE TABLE river ", 'CREATE TABLE "Bay" ')
+        ours = ("CREATE TABLE city ", "CREATE TABLE river ", 'CREATE TABLE "Bay')
         assert [line for line in schema_text(postgres_url).splitlines() if line.startswith(ours)] == [
             'CREATE TABLE "Bay" (id integer, PRIMARY KEY (id));',
             "CREATE TABLE city (name text, river_id integer, FOREIGN KEY (river_id) REFERENCES river(id));",
@@ -197,8 +198,12 @@ def test_the_role_of_the_docs_reads_and_no_more(postgres_url: str) -> None:
             with psycopg.connect(shop, autocommit=True) as database:
                 database.execute("CREATE TABLE book (title text)")
                 database.execute(statements)
+                database.execute("CREATE TABLE salary (id int PRIMARY KEY)")
+                database.execute("CREATE TABLE writer (id int PRIMARY KEY, name text, salary int)")
+                database.execute("GRANT SELECT (name) ON writer TO asker")
             asker = make_conninfo(shop, user="asker", password="change me")
-            assert schema_text(asker) == "CREATE TABLE book (title text);"
+            shown = ["CREATE TABLE book (title text);", "CREATE TABLE writer (name text, PRIMARY KEY (id));"]
+            assert schema_text(asker).splitlines() == shown
             with open_database(asker, max_processes=1) as run:
                 assert run("SELECT count(*), lower('A') FROM book") == [(0, "a")]
                 for harm in (
@@ -233,6 +238,22 @@ def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
         database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 9_000_000}')")
     with pytest.raises(InputError, match="the schema can't be read: rows of more than 8388608 bytes; write"):
         text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
+    path.write_bytes(b"")  # as sqlite3.connect leaves it for a name that is misspelt
+    with pytest.raises(InputError, match=r"no tables to write queries for: .*x\.sqlite"):
+        text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
+
+
+def test_a_postgresql_schema_without_tables_says_so(postgres_url: str) -> None:
+    nowhere = f"{postgres_url}{'&' if '?' in postgres_url else '?'}options=-csearch_path%3Dnowhere"
+    with pytest.raises(InputError, match="no tables to write queries for: the first schema of the search path"):
+        schema_text(nowhere)
+
+
+def test_examples_of_another_selector_need_not_be_texts(rivers: str, selector) -> None:
+    selector.examples[0]["target"] = {"from": "river"}
+    model = Seen(responses=["SELECT 1"], prompts=[])
+    assert text_to_sql_chain(model, selector, rivers).invoke("how many").ok
+    assert "{'from': 'river'}" in model.prompts[0]
 
 
 @pytest.mark.parametrize("form", ["sql", "sql_chat"])

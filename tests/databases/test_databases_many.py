@@ -184,6 +184,11 @@ def test_a_chain_takes_database_and_schema_of_each_question(folder):
         chain.invoke("q")
     typical = text_to_sql_chain(FakeListLLM(responses=["SELECT count(*) FROM t_b"]), selector, folder)
     assert pickle.loads(pickle.dumps(typical)).invoke(asked[1]).result == [(2,)]
+    # Nor is a call paid for where no schema is looked up.
+    chain = text_to_sql_chain(Seen(responses=["SELECT 1"]), selector, folder, schema="CREATE TABLE t (x)")
+    with pytest.raises(InputError, match="needs the field 'db_id'"):
+        chain.invoke("q")
+    assert len(prompts) == 2
 
 
 @pytest.mark.parametrize("model_type", [FakeListLLM, FakeListChatModel])
