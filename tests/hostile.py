@@ -201,7 +201,7 @@ LEXICAL: dict[str, tuple[Change, str]] = {
         "numbers, which doesn't fit the weights beside it",
     ),
     "not-finite": (weights(QUERY, ngrams_bag_weight=float("nan")), "weights that are not finite numbers"),
-    "spec": (within("tri_encoder.json", "spec", "max_size", value=900), "max_size: must be at most 8, got 900"),
+    "spec": (within("tri_encoder.json", "spec", "max_size", value=900), "max_size: must be from 1 to 8, got 900"),
     "spec-text": (within("tri_encoder.json", "spec", "max_size", value="9"), "checkpoint-spec-text"),
     "nul": (named("\0.json"), "names '\\x00.json', which is not a file of a checkpoint"),
     "long": (named(f"{'x' * 5000}.json"), "which is not a file of a checkpoint"),
@@ -211,7 +211,7 @@ LEXICAL: dict[str, tuple[Change, str]] = {
 STRUCTURE: dict[str, tuple[Change, str]] = {
     "inventory-spec": (
         within("query_encoder/inventory.json", "spec", "max_size", value=900),
-        "max_size: must be at most 8, got 900",
+        "max_size: must be from 1 to 8, got 900",
     ),
     "inventory": (
         keyed(

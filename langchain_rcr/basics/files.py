@@ -68,7 +68,7 @@ def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     try:
         if not path.is_file():  # a pipe would be waited for
             raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
-        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=_no_number)
+        value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=no_number)
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
@@ -87,7 +87,8 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _no_number(name: str) -> None:
+def no_number(name: str) -> None:
+    """Refuse NaN and infinity, which Python's reader would accept: its `parse_constant`."""
     raise ValueError(f"{name} is no number of JSON")
 
 

@@ -20,8 +20,9 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any
 
+from langchain_rcr.basics.files import no_number
 from langchain_rcr.programs.languages import About
 from langchain_rcr.programs.tree import Tree, unfold
 
@@ -79,11 +80,7 @@ def tool_calls(text: str) -> list[tuple[str, dict[str, Any]]]:
     return [(name, arguments or {}) for name, arguments, _ in calls] if is_all else []
 
 
-def _reject(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is not JSON")
-
-
-_plain = partial(json.loads, parse_constant=_reject)
+_plain = partial(json.loads, parse_constant=no_number)
 _read = partial(_plain, parse_int=lambda text: (text, ()), parse_float=lambda text: (text, ()))
 
 

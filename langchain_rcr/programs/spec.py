@@ -64,10 +64,8 @@ class ProgramSpec:
         parser = get_parser(self.language)
         if self.anonymize == "names" and not hasattr(parser, "shape"):
             raise InputError(f"anonymize: names: programs in '{self.language}' have no tables and columns; sql has")
-        if self.max_size < 1:
-            raise InputError(f"max_size: must be at least 1, got {self.max_size}")
-        if self.max_size > LARGEST:
-            raise InputError(f"max_size: must be at most {LARGEST}, got {self.max_size:.9g}")
+        if not 1 <= self.max_size <= LARGEST:
+            raise InputError(f"max_size: must be from 1 to {LARGEST}, got {self.max_size:.9g}")
 
     @property
     def named(self) -> ProgramSpec:
@@ -101,8 +99,9 @@ class ProgramSpec:
 
     def values(self, text: str) -> set[str]:
         """Return the strings and numbers of a program as they are written there, quotes included."""
-        tree = self._parsed(text)
-        return set() if tree is None else values(tree, everywhere=about(self.language).inner_values)
+        tree, everywhere = self._parsed(text), about(self.language).inner_values
+        labels = {node.label for node in tree.walk() if everywhere or not node.children} if tree is not None else set()
+        return {label for label in labels if label != "_" and _constant(label) != label}
 
     def _parsed(self, text: str) -> Tree | None:
         return _parsed(self.language, self.anonymize == "names", text)
@@ -154,12 +153,6 @@ def anonymize(tree: Tree, *, everywhere: bool = False, kept: Collection[str] = (
         return Tree(_constant(label) if is_value else label, tuple(below))
 
     return tree.fold(combine)
-
-
-def values(tree: Tree, *, everywhere: bool = False) -> set[str]:
-    """The strings and numbers in a tree, which `anonymize` replaces."""
-    labels = {node.label for node in tree.walk() if everywhere or not node.children}
-    return {label for label in labels if label != "_" and _constant(label) != label}
 
 
 def _constant(label: str) -> str:

@@ -80,7 +80,7 @@ def test_spec_reads_other_languages() -> None:
     ("fields", "said"),
     [
         ({"language": "sqll"}, "did you mean 'sql'"),
-        ({"max_size": 0}, "max_size: must be at least 1, got 0"),
+        ({"max_size": 0}, "max_size: must be from 1 to 8, got 0"),
     ],
 )
 def test_spec_refuses_bad_fields(fields: dict[str, object], said: str) -> None:
