@@ -42,7 +42,8 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
     """The CREATE TABLE statements of a database, for a prompt.
 
     Args:
-        database: as in `text_to_sql_chain`, but a single one; in PostgreSQL, the first schema of the search path.
+        database: as in `text_to_sql_chain`, but a single one; in PostgreSQL, what the role may read in the first schema
+            of the search path.
         samples: at most this many values per column, in a comment below its table; short ones, from the first rows.
 
     Raises:

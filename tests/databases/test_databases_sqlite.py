@@ -75,6 +75,11 @@ def test_sqlite_is_only_read(tmp_path, monkeypatch, database, program):
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+def test_it_says_what_a_program_may_do(database):
+    with Database(database) as run, pytest.raises(ProgramError, match="a program may only read tables"):
+        run("DELETE FROM city")
+
+
 @pytest.fixture
 def searched(tmp_path):
     """A database with virtual tables, and views and columns that call functions."""
