@@ -245,10 +245,8 @@ def _with_schema(
     known = {name: value for name, value in given.items() if name != PICKED}
     schema = known.get("schema") or (schema_of(known) if schema_of is not None else prompt.db_schema)
     known |= {"schema": schema} if schema else {}
-    picks = [
-        _Shown(str(each[keys.source]), str(each[keys.target]), each, schema_of)
-        for each in checked(given[PICKED], keys[:2])
-    ]
+    examples = checked(given[PICKED], keys[:2])
+    picks = [_Shown(str(each[keys.source]), str(each[keys.target]), each, schema_of) for each in examples]
     request = prompt.request(picks, known[keys.query], known)
     if as_text:
         return StringPromptValue(text=str(request))
