@@ -85,6 +85,12 @@ def test_figures_by_hand():
     assert report.versions["numpy"] == np.__version__
 
 
+@pytest.mark.parametrize("entries", [len(QUERIES) - 1, len(QUERIES) + 1])
+def test_as_many_exclusions_as_queries(entries):
+    with pytest.raises(InputError, match=f"exclude has {entries} entries for 10 queries"):
+        run({"rcr": always(0, 1, 2)}, k=3, exclude=[[]] * entries)
+
+
 def test_the_questions_of_a_database_are_resampled_together():
     """Nine questions of each of 40 databases, all covered or none."""
     pool = [Example(str(i), "", target) for i, target in enumerate(["a", "zz"])]

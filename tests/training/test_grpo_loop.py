@@ -9,7 +9,7 @@ from rcr_trainer.data import Example, covr_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards import Reward, make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical, run
@@ -226,6 +226,20 @@ def test_questions_whose_sequences_all_earn_the_same_are_counted(telling, share)
     run(lexical(), config, make_reward("correctness", SPEC), llm=llm, log=lambda step, row: rows.append(row))
     assert [row["no_signal"] for row in rows[1:]] == [share] * 3
     assert len(llm.prompts) == 40 * 8
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax"])
+def test_equal_rewards_are_counted_and_move_nothing(advantage):
+    def function(predictions, references, *, queries, contexts):
+        return [0.5 if len(context) > 1 else float(len(context)) for context in contexts]
+
+    model, rows = lexical(), []
+    config = FAST.model_copy(update={"advantage": advantage, "epochs": 1, "group_size": 4, "lr": 1e-2})
+    equal = Reward("equal", function, needs_llm=False)
+    run(model, config, equal, dev=[], log=lambda step, row: rows.append(row))
+    assert [row["no_signal"] for row in rows[1:]] == [1.0] * 3
+    for now, then in zip(model.parameters(), lexical().parameters(), strict=True):
+        assert (now - then).abs().max() < 1e-5
 
 
 def test_no_answer_is_no_program():

@@ -128,16 +128,17 @@ class _GRPO:
         drawn = actor.draw(rows, uniforms)
         reference = actor.reference_log_probs(rows, drawn)
         rewards, tally = self._rewards(rows, drawn)
-        penalty, greedy = 0.0 if self.advantage.kl_in_loss else config.beta, None
-        shaped = rewards - penalty * _array(drawn.log_probs - reference).reshape(rewards.shape)
+        earned, penalty, greedy = rewards, 0.0 if self.advantage.kl_in_loss else config.beta, None
+        shaped = rewards - penalty * _gap(drawn.log_probs, reference).reshape(rewards.shape)
         if self.advantage.reads_greedy:
             best = actor.draw(rows, None)
-            gap = _array(best.log_probs - actor.reference_log_probs(rows, best))
-            greedy = self._rewards(rows, best)[0][:, 0] - penalty * gap
+            gap, own = _gap(best.log_probs, actor.reference_log_probs(rows, best)), self._rewards(rows, best)[0]
+            earned, greedy = np.hstack([rewards, own]), own[:, 0] - penalty * gap
         advantages, scored = estimate(config.advantage, shaped, greedy)
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
-        tally["no_signal"] = ((advantages == 0).all(axis=1).sum(), len(rows))
+        # Of rewards alone: with the penalty in it, no advantage is ever 0.
+        tally["no_signal"] = ((estimate("grpo", earned)[0] == 0).all(axis=1).sum(), len(rows))
         for at, each in enumerate(drawn.entropies.sum(0).tolist(), start=1):
             tally[f"perplexity_{at}"] = each, len(drawn.picks)
         # Means over all processes; no figure where nothing was counted.
@@ -201,8 +202,9 @@ class _GRPO:
         return figures
 
 
-def _array(tensor: Tensor) -> FloatArray:
-    return tensor.double().cpu().numpy()
+def _gap(old: Tensor, reference: Tensor) -> FloatArray:
+    """Log π_old(o) − log π_ref(o), (R,), rounded: AdamW takes full steps even on the rounding error of equal policies."""
+    return np.round((old - reference).double().cpu().numpy(), 4)
 
 
 # ---------------------------------------------------------------- the closing lines of the log

@@ -136,7 +136,7 @@ class RewardSettings(Section, use_attribute_docstrings=True):
     """What GRPO rewards."""
 
     names: list[str] = Field(["structure_coverage"], min_length=1)
-    """structure_coverage (Jaccard similarity of the structures of answer and gold program, Eq. 7), correctness (exact
+    """structure_coverage (Jaccard similarity of the structures of answer and gold program, Eq. 6), correctness (exact
     match, appendix F), execution (same result), likelihood (probability of the gold program; needs llm.kind local or a
     completion server with echo or grammar), context_coverage (recall of the picks; asks no language model), or your own
     as module:callable. Several are added up."""

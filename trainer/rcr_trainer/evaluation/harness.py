@@ -63,6 +63,8 @@ def evaluate(
     queries: Sequence[Example],
     spec: ProgramSpec,
     *,
+    split: str,
+    seed: int,
     k: int = 4,
     exclude: Exclude = None,
     **about: Any,
@@ -70,16 +72,19 @@ def evaluate(
     """Measure every selector (the trained retriever is `rcr`) on the same queries and pool.
 
     Queries whose gold program doesn't parse (or has no structure) are left out and counted. Positions refer to the
-    pool; those that a query may not pick (`exclude`) are read a block of queries at a time. `about` has fields of the
-    report that only the caller knows.
+    pool; those that a query may not pick (`exclude`) are read a block of queries at a time. `split`, `seed` and `about`
+    are fields of the report.
 
     Returns:
         The report, still without a language model's answers (`answer`), and each query that counts with all k picks.
 
     Raises:
-        InputError: k is more than what is left to pick from, no query is left to count, or a selector picks wrongly
-            (too few, outside the pool, excluded, or twice).
+        InputError: k is more than what is left to pick from, `exclude` has another length than the queries, no query
+            is left to count, or a selector picks wrongly (too few, outside the pool, excluded, or twice).
     """
+    exclude = [()] * len(queries) if exclude is None else exclude
+    if len(exclude) != len(queries):
+        raise InputError(f"exclude has {len(exclude)} entries for {len(queries)} queries")
     kept = [i for i, query in enumerate(queries) if spec.structures(query.target)]
     if not kept:
         raise InputError(f"none of the {len(queries)} queries has a gold program that parses")
@@ -90,7 +95,7 @@ def evaluate(
     ]
 
     def barred(part: slice) -> list[np.ndarray]:
-        own = [() if exclude is None else exclude[i] for i in kept[part]]
+        own = [exclude[i] for i in kept[part]]
         return checked_exclude(own, len(own), len(pool), k)
 
     blocks = [*row_blocks(len(picks), len(pool))]
@@ -104,6 +109,8 @@ def evaluate(
         k=k,
         n=len(picks),
         programs=len({each.program for each in picks}),
+        split=split,
+        seed=seed,
         selectors={name: _unrated([each.selectors[name] for each in picks]) for name in selectors},
         pool_size=len(pool),
         skipped_queries=len(queries) - len(picks),

@@ -45,7 +45,7 @@ class SelectorScores:
     latency_ms: float  # one query alone with its encoding, ms: median of 25, each the shortest of three calls
     latency_batch_ms: float  # a query among 64 picked together, likewise
     exact_match: float | None = None  # answers that are the gold program, %
-    jaccard: float | None = None  # similarity of the local structures of answer and gold program (Eq. 7), mean, %
+    jaccard: float | None = None  # similarity of the local structures of answer and gold program (Eq. 6), mean, %
     no_program: float | None = None  # answers that hold no program, %
     # Answers with the gold program's result, of those that can be compared, %; None without a database.
     execution: float | None = None
@@ -173,7 +173,7 @@ class Picked:
     covered: list[int]
     answer: str | None = None  # the program that the language model answered with, if any
     exact: bool | None = None  # whether that is the gold program
-    jaccard: float | None = None  # similarity of the local structures of answer and gold program (Eq. 7), 0 to 1
+    jaccard: float | None = None  # similarity of the local structures of answer and gold program (Eq. 6), 0 to 1
     execution: bool | None = None  # whether both give the same result; None also where that is unknown
 
 

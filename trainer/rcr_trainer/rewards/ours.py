@@ -33,7 +33,7 @@ _PATIENCE_S = 600.0
 
 
 def structure_coverage(spec: ProgramSpec) -> Reward:
-    """The paper's reward (Eq. 7): Jaccard similarity of the local structures of answer and gold program.
+    """The paper's reward (Eq. 6): Jaccard similarity of the local structures of answer and gold program.
 
     r = |LS(ŷ) ∩ LS(y)| / |LS(ŷ) ∪ LS(y)|. An answer that isn't a program has no structures and scores 0. A gold program
     without structures can't be scored. Names of tables and columns count, whatever the spec says.
