@@ -33,8 +33,8 @@ from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.base import PARTS
 from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.training.actor import Actor
-from rcr_trainer.training.advantages import estimate
-from rcr_trainer.training.environment import Development, Environment, FloatArray, Tally
+from rcr_trainer.training.advantages import FloatArray, estimate
+from rcr_trainer.training.environment import Development, Environment, Tally
 from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
 from rcr_trainer.training.rollout import Sequences
@@ -203,7 +203,7 @@ class _GRPO:
 
 
 def _gap(old: Tensor, reference: Tensor) -> FloatArray:
-    """Log π_old(o) − log π_ref(o), (R,), rounded: AdamW takes full steps even on the rounding error of equal policies."""
+    """Log π_old(o) − log π_ref(o), (R,); rounded, or AdamW would follow rounding errors where both policies are one."""
     return np.round((old - reference).double().cpu().numpy(), 4)
 
 

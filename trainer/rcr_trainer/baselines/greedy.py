@@ -9,9 +9,9 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.programs.tree import CHILD, SIBLING
-from rcr_trainer.baselines.base import Baseline, TradeOff, top_k
+from rcr_trainer.baselines.base import Baseline, TradeOff, distinct, top_k
 from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.data.coverage import PoolStructures, greedy_coverage, program_groups
+from rcr_trainer.data.coverage import PoolStructures, greedy_coverage
 from rcr_trainer.data.okapi import BM25Scorer
 
 # Needs are rounded to this fraction, cosines to six decimals, so that exact ties stay ties whatever BLAS does.
@@ -85,7 +85,7 @@ class CoverLSGoldSelector(Baseline):
 
     def _fit(self) -> None:
         self._scorer = BM25Scorer(self._questions)
-        self._templates = program_groups(self.resources.spec, self._programs)
+        self._templates = distinct([self.resources.spec.key(program) for program in self._programs])[1]
         self._pool = PoolStructures(self.resources.spec, self._programs)
         sizes = [name.count(CHILD) + name.count(SIBLING) for name in self._pool.names]
         self._sizes = np.array(sizes, dtype=np.int64)

@@ -46,11 +46,6 @@ def structure_matrices(spec: ProgramSpec, *program_lists: Sequence[str]) -> list
     return [everything.rows(programs) for programs in program_lists]
 
 
-def program_groups(spec: ProgramSpec, programs: Sequence[str]) -> np.ndarray:
-    """(N,) int64: programs with the same `ProgramSpec.key` have the same number."""
-    return np.unique([spec.key(program) for program in programs], return_inverse=True)[1].astype(np.int64)
-
-
 def greedy_coverage(
     needs: sparse.csr_array,
     pool: sparse.csr_array,

@@ -89,10 +89,7 @@ def own_positions(
 class HeldOut:
     """Training questions treated as new: neither the fit nor the pool has seen their folds.
 
-    Args:
-        pool: the candidates.
-        queries: training questions that aren't among them.
-        new: the share of questions held out together with their programs.
+    These are those of the pool and `queries`; a share `new` of them is held out together with their programs.
     """
 
     def __init__(
@@ -114,6 +111,10 @@ class HeldOut:
 
         folds = [mates(way, number) for way, number in zip(ways.tolist(), numbers.tolist(), strict=True)]
         return Barred(queries, self.pool, self.spec, ways != ALONE, folds)
+
+    def judging(self, queries: Sequence[Example]) -> Barred:
+        """`barred` for development questions taken out of training; for others, only themselves."""
+        return self.barred(queries) if taken_from(queries, self.pool) else own_positions(queries, self.pool, self.spec)
 
     def with_program(self, queries: Sequence[Example]) -> BoolArray:
         """(Q,) whether each question is held out with its program, not alone."""

@@ -39,8 +39,9 @@ from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
-from rcr_trainer.evaluation.off_policy import FloatArray, described, gains, halves, predicted, walk, weights
+from rcr_trainer.evaluation.off_policy import described, gains, halves, predicted, walk, weights
 from rcr_trainer.race import Variant, together
+from rcr_trainer.training.advantages import FloatArray
 
 logger = logging.getLogger(__name__)
 

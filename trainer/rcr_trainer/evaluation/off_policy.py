@@ -15,13 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import product
+from langchain_rcr.basics.rows import BoolArray, IntArray, product
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.selection import EXPLORED, drawn_from
-
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
+from rcr_trainer.training.advantages import FloatArray
 
 CLIP = 50.0  # the largest weight of a question
 _RIDGE = 1.0  # added to the squares of standardised features; worth less than one question each
@@ -67,7 +65,7 @@ def walk(
     return out, log_probs
 
 
-def _beyond(logits: NDArray[np.float32], count: int) -> NDArray[np.bool_]:
+def _beyond(logits: NDArray[np.float32], count: int) -> BoolArray:
     """Which of (B, N) logits are not among the `count` best of their row; of equal ones, the first count as best."""
     if logits.shape[1] <= count:
         return np.zeros_like(logits, dtype=bool)
@@ -113,7 +111,7 @@ def gains(weight: FloatArray, outcomes: FloatArray, expected: FloatArray, expect
     return expected_new + weight * (outcomes - expected) - outcomes
 
 
-def halves(questions: IntArray, seed: int) -> NDArray[np.bool_]:
+def halves(questions: IntArray, seed: int) -> BoolArray:
     """Which of the questions (B,), given by number, are in the first half, (B,); equal ones share a half."""
     numbers = np.unique(questions)
     first = np.random.default_rng(seed).permutation(numbers)[: (len(numbers) + 1) // 2]

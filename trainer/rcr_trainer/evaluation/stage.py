@@ -16,7 +16,7 @@ from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data import read_split
-from rcr_trainer.data.held_out import Barred, HeldOut, own_positions, share_held_out, taken_from
+from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.harness import PickFunction, answer, evaluate
 from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
@@ -72,7 +72,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             resources_of(run, task, policies[OURS], llm),
             dev=task.dev,
             k=k,
-            exclude_dev=_barred(task, "dev", held_out),
+            exclude_dev=held_out.judging(task.dev),
             names=compared(config, task),
         )
         report, picks = evaluate(
@@ -84,7 +84,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             split=split.name.removeprefix(f"{split.meta.get('task')}-"),
             part=evaluation.split,
             seed=config.seed,
-            exclude=_barred(task, evaluation.split, held_out),
+            exclude=held_out.judging(queries),
             left_out=plain.left_out,
             unpaid=plain.unpaid,
             trade_offs=plain.trade_offs,
@@ -163,14 +163,3 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
             if encoder.backbone is not None:
                 encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
     return policies
-
-
-def _barred(task: Task, split: str, held_out: HeldOut) -> Barred:
-    """For each query of a split, the pool positions that no selector may pick: itself.
-
-    Development queries that were taken out of training may not get the programs of their folds, either.
-    """
-    queries = task.held_out(split)
-    if split == "dev" and taken_from(queries, task.pool):
-        return held_out.barred(queries)
-    return own_positions(queries, task.pool, task.spec)

@@ -22,12 +22,13 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.model_files import unit
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.baselines.base import TradeOff, top_k
 from rcr_trainer.baselines.dense import DPPSelector
-from rcr_trainer.paper.learned import EPRSelector, IntArray
+from rcr_trainer.paper.learned import EPRSelector
 
 MARGIN = 0.02  # from their training script
 _JITTER = 1e-4

@@ -21,11 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
-from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, question_batches
+from rcr_trainer.paper.learned import LearnedSelector, question_batches
 from rcr_trainer.paper.se2 import beam
-from rcr_trainer.training.advantages import estimate
+from rcr_trainer.training.advantages import FloatArray, estimate
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 

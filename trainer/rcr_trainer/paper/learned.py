@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import arranged
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -25,6 +26,7 @@ from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.baselines.base import Baseline, distinct, top_k
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.okapi import BM25Scorer
+from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.losses import Targets, info_nce
 from rcr_trainer.training.registry import StageSettings
 from rcr_trainer.training.runner import Job, Runner
@@ -32,8 +34,6 @@ from rcr_trainer.training.supervision import Batch, info_nce_batches
 
 logger = logging.getLogger(__name__)
 
-IntArray = NDArray[np.int64]
-FloatArray = NDArray[np.float64]
 States = Callable[[IntArray, IntArray], Tensor]
 """Queries (S,) and their numbers of picks (S,) → state vectors (S, D), with gradients."""
 MaterialT = TypeVar("MaterialT")

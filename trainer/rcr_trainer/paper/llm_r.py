@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.paper.learned import EPRSelector, FloatArray, IntArray, question_batches
+from rcr_trainer.paper.learned import EPRSelector, question_batches
+from rcr_trainer.training.advantages import FloatArray
 
 NEGATIVES = 7  # less helpful examples besides the most helpful one, as in LLM-R
 

@@ -24,9 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
-from rcr_trainer.paper.learned import FloatArray, IntArray, LearnedSelector, States
+from rcr_trainer.paper.learned import LearnedSelector, States
+from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.rollout import states as states_of
 
 Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import readable
 from langchain_rcr.basics.rows import IntArray
@@ -19,17 +18,16 @@ from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.policy.selection import greedy
 from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import row_blocks
-from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
+from rcr_trainer.data.held_out import HeldOut, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import Reward, RewardError, check_reward, score
+from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.supervision import Supervision, check_pool_size
 
 logger = logging.getLogger(__name__)
-
-FloatArray = NDArray[np.float64]
 
 Tally = dict[str, tuple[float, float]]
 """Sums and counts of one process; a figure is the mean over all processes."""
@@ -64,8 +62,7 @@ class Development:
         self.job, self.held_out = job, held_out
         self.queries = [query for query in job.dev if job.spec.structures(query.target)]
         self.are_training = taken_from(job.dev, job.pool)
-        own = held_out.barred(self.queries) if self.are_training else own_positions(self.queries, job.pool, job.spec)
-        self.supervision = Supervision(self.queries, job.pool, job.spec, own, reachable=True)
+        self.supervision = Supervision(self.queries, job.pool, job.spec, held_out.judging(self.queries), reachable=True)
 
     @cached_property
     def features(self) -> Features:

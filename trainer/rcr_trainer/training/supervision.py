@@ -177,16 +177,9 @@ class Batch:
 def listwise_batches(
     order: IntArray, sequences: IntArray, best: IntArray, size: int, pool: int, most: int, rng: np.random.Generator
 ) -> Iterator[Batch]:
-    """Batches of whole sequences; every state is trained on.
+    """Batches of `size` whole sequences (Q, k), of queries in this order (n,); every state is trained on.
 
-    Args:
-        order: (n,) the queries, in the order to take them.
-        sequences: (Q, k) picks, whose prefixes are the states.
-        best: (Q, k) Algorithm 1's picks, which are always among the candidates.
-        size: queries in a batch.
-        pool: N.
-        most: candidates in a batch; a larger pool is sampled.
-        rng: draws the sample.
+    A pool of more than `most` candidates is sampled; Algorithm 1's picks, `best` (Q, k), are always in the sample.
     """
     everything = np.arange(pool)
     for start in range(0, len(order), size):
@@ -208,15 +201,10 @@ def info_nce_batches(
     negatives: Negatives | None,
     rng: np.random.Generator,
 ) -> Iterator[Batch]:
-    """Batches of single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each.
+    """Batches of `size` single states (x, Z_{t−1}, c_t): positives of the whole batch, then a hard negative each.
 
-    Args:
-        order: (n, 2) a query and how many picks the state has, in the order to take them.
-        best: (Q, k) the positive of each state.
-        sequences: (Q, k) picks, whose prefixes are the states.
-        size: states in a batch.
-        negatives: draws the hard negatives; None: there are none.
-        rng: for the draws.
+    `order` (n, 2) has a query and how many picks the state has, `best` (Q, k) the positive of each state. The states
+    are the prefixes of `sequences` (Q, k).
     """
     k = best.shape[1]
     for start in range(0, len(order), size):
