@@ -43,8 +43,8 @@ class OpenAIServer:
 
     A fault is a name: "429", "429:SECONDS" (Retry-After), "429:date:SECONDS", "429:ms:MILLISECONDS", any other status
     such as "500", "hang", "drop" (the connection), "cut" (the body shorter than announced), "truncated" (JSON),
-    "html", "no_choices", "null_choices", "null_text", "error_body", "no_usage", "empty", "refusal", "filter",
-    "azure_filter", "length", "slow", "quota", "context", "echo_key" (a 401 that repeats the key), "usage:JSON" (in
+    "html", "no_choices", "null_choices", "null_text", "error_body", "error_choice", "no_usage", "empty", "refusal",
+    "filter", "azure_filter", "length", "slow", "quota", "context", "echo_key" (401, repeats the key), "usage:JSON" (in
     place of the token counts), "deep" (nested a hundred thousand times), "endless" (a compressed body without end),
     "redirect:URL", "gzip" (compressed), "gzip_cut", "gzip_junk", "gzip_tail" (which goes on behind its end), "zstd" (48
     kB that unpack to 1.6 GB), "gzip, gzip". `faults` are used up in order of arrival, before good answers; `fault_of`,
@@ -148,7 +148,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif fault == "deep":
             data = data[:-1] + b', "x": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
         # Before it is sent: whoever has the answer may look here at once.
-        request.answered = fault not in ("truncated", "no_choices", "null_choices", "error_body", "deep", *_PACKED)
+        no_answer = ("truncated", "no_choices", "null_choices", "error_body", "error_choice", "deep")
+        request.answered = fault not in (*no_answer, *_PACKED)
         try:
             if chat and request.body.get("stream"):
                 self._send(200, _events(body), {"Content-Type": "text/event-stream"})
@@ -242,6 +243,8 @@ class _Handler(BaseHTTPRequestHandler):
             body["choices"] = None
         elif fault == "error_body":
             body = {"error": {"message": "upstream failed", "code": 502}}
+        elif fault == "error_choice":
+            choice |= {"finish_reason": "error", "error": {"message": "upstream failed", "code": 502}}
         elif fault == "no_usage":
             del body["usage"]
         elif fault.startswith("usage:"):

@@ -83,6 +83,7 @@ TOO_LONG = [
         (StatusError(401), AccessError, "llm.api_key_env"),
         (StatusError(402), AccessError, "add credit"),
         (StatusError(403), AccessError, "may not use"),
+        (StatusError(403, "Web content filter: blocked"), AccessError, "may not use"),
         (StatusError(404), AccessError, "llm.model"),
         (StatusError(429, body={"code": "insufficient_quota"}), AccessError, "add credit"),
         (StatusError(429, body={"error": {"type": "insufficient_quota"}}), AccessError, "add credit"),
@@ -129,6 +130,7 @@ def test_connections_and_time() -> None:
     assert (diagnose(arrived).reason, diagnose(arrived).charged) == ("connection", True)
     assert (diagnose(refused).reason, diagnose(refused).charged) == ("connection", False)
     assert diagnose(ConnectionResetError()).kind == "again"
+    assert "the connection failed (refused)" in str(diagnose(refused).error)
 
 
 def test_a_response_that_was_read_is_no_failed_connection_whatever_the_client_says() -> None:

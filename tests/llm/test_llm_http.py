@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from openai_server import OpenAIServer, each, prompts_of
+from openai_server import OpenAIServer, Request, each, prompts_of
 from places import TESTS
+from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.client import LONGEST_BODY
 from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
@@ -94,7 +95,7 @@ def test_a_server_that_answers_one_prompt_after_the_other_is_asked_fewer_at_a_ti
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: str, tmp_path: Path) -> None:
     passing = ["429:0.2", "429:date:1", "503:ms:50", "429", "500", "502", "hang", "drop", "cut"]
-    passing += ["truncated", "html", "no_choices", "null_choices", "error_body", "slow", "no_usage"]
+    passing += ["truncated", "html", "no_choices", "null_choices", "error_body", "error_choice", "slow", "no_usage"]
     final = {"empty": "empty", "null_text": "empty", "filter": "refused", "azure_filter": "refused"}
     final |= {"length": "truncated", "refusal": "refused" if kind == "chat" else "empty"}
     count = len(passing) + len(final)
@@ -109,7 +110,7 @@ def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: st
             assert answers[count:] == answers[:count]
             assert len(set(server.paid)) == len(server.paid)
             assert llm.stats.retries == {
-                "429": 3, "500": 1, "502": 1, "503": 1, "timeout": 1, "connection": 2, "malformed": 5
+                "429": 3, "500": 1, "502": 3, "503": 1, "timeout": 1, "connection": 2, "malformed": 4
             }  # fmt: skip
             assert llm.stats.distinct_share == 0.5
             assert sum(llm.stats.failures.values()) == 2 * len(final)
@@ -140,6 +141,44 @@ def test_a_limit_holds_for_all_calls(header: str) -> None:
         begin = server.requests[0].time
         assert len(server.requests) == 13
         assert all(request.time >= begin + 0.69 for request in server.requests[4:])
+
+
+def test_a_rate_limit_stops_no_run_while_others_are_answered() -> None:
+    passed: dict[int, int] = {}
+
+    def two_at_a_time(request: Request) -> str | None:
+        window = int(2 * request.time)
+        passed[window] = passed.get(window, 0) + 1
+        return "429:0.5" if passed[window] > 2 else None
+
+    with OpenAIServer(program) as server, model(server, "chat", concurrency=12, attempts=3) as llm:
+        server.fault_of = two_at_a_time
+        assert texts(llm.generate(prompts_of(16))) == expected(16)
+        server.fault_of = lambda request: "429:0.05"
+        with pytest.raises(LLMError, match=r"status 429.*in 3 attempts"):
+            llm.generate(prompts_of(16, 16))
+
+
+def test_an_error_in_a_good_response_is_as_its_own_status_and_costs_no_prompt_its_answer(tmp_path: Path) -> None:
+    with OpenAIServer(program) as server, model(server, "chat", tmp_path / "a.sqlite", attempts=4) as llm:
+        server.fail(None, *["error_body"] * 4)
+        assert texts(llm.generate(prompts_of(1))) == expected(1)
+        with pytest.raises(LLMError, match=r"status 502.*upstream failed.*in 4 attempts"):
+            llm.generate(prompts_of(1, 1))
+        assert llm.spent.calls == 1
+        server.fail("error_choice")
+        assert texts(llm.generate(prompts_of(1, 1))) == expected(1, 1)
+        assert llm.spent.calls == 3  # what it wrote until it failed may cost something
+
+
+def test_a_key_that_no_header_can_hold_is_refused_before_anything_is_booked(monkeypatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", f"{KEY}\r\n")
+    with OpenAIServer(program) as server, model(server, "chat") as llm:
+        assert texts(llm.generate(prompts_of(1))) == expected(1)
+        assert server.requests[0].authorization == f"Bearer {KEY}"
+    monkeypatch.setenv("OPENAI_API_KEY", "“sk-copied-from-a-page”")
+    with pytest.raises(ConfigError, match="the API key in OPENAI_API_KEY can't be sent"):
+        model(server, "chat")
 
 
 def test_a_server_that_wants_an_hour_stops_the_run() -> None:
@@ -346,7 +385,7 @@ def test_no_server_at_all() -> None:
     with OpenAIServer() as server:
         url = server.base_url
     settings = {"kind": "completion", "model": "m", "base_url": url, "attempts": 2, "backoff": 0.01}
-    with open_llm(LLMSettings(**settings), None) as llm, pytest.raises(LLMError, match="connection failed"):
+    with open_llm(LLMSettings(**settings), None) as llm, pytest.raises(LLMError, match="connection failed .*111|refused"):
         llm.generate(["a"])
     assert llm.spent.calls == 0
 
@@ -457,11 +496,11 @@ def test_after_kill_9_nothing_that_was_paid_is_asked_again(kind: str, tmp_path: 
         assert len(set(server.paid)) == len(server.paid) == 30
 
 
-def test_processes_that_share_a_cache_go_on_with_the_same_answers(tmp_path: Path) -> None:
+def test_processes_that_share_a_cache_ask_once_and_go_on_with_the_same_answers(tmp_path: Path) -> None:
     numbers = itertools.count()
     with OpenAIServer(lambda prompt: f"f ( {next(numbers)} )", delay=0.02) as server:
         processes = [child(server, "completion", tmp_path / "a.sqlite", 60) for _ in range(2)]
         ended = [process.end() for process in processes]
     assert [done.returncode for done in ended] == [0, 0]
     assert ended[0].stdout == ended[1].stdout != ""
-    assert kept(tmp_path / "a.sqlite") == 60
+    assert kept(tmp_path / "a.sqlite") == len(server.requests) == 60

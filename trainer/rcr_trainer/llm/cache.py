@@ -6,6 +6,7 @@ import math
 import operator
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections import Counter
@@ -84,9 +85,9 @@ _NOTHING = Use()
 class AnswerCache:
     """An SQLite file of answers, keyed by a digest of model, parameters and prompt, and of each account's spending.
 
-    Several processes may share it, and it survives a kill at any moment. Prompts aren't stored. Thread-safe. `path` is
-    created if missing; None: in memory. It can't be on a network file system, where SQLite can't rely on locks. A file
-    that is no such cache, or can't be opened, is a `DataError`.
+    Several processes may share it, and it survives a kill at any moment. Prompts aren't stored. Thread-safe, except for
+    claims. `path` is created if missing, and `path`.lock beside it; None: in memory. It can't be on a network file
+    system, where SQLite can't rely on locks. A file that is no such cache, or can't be opened, is a `DataError`.
     """
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
@@ -103,6 +104,7 @@ class AnswerCache:
             )
             try:
                 self._prepare()
+                self._claims = None if self.path is None else Path(f"{self.path}.lock").open("ab")
             except BaseException:
                 self._database.close()
                 raise
@@ -132,6 +134,32 @@ class AnswerCache:
         self._database.execute("PRAGMA journal_mode = WAL")
         # FULL: once its transaction has ended, an answer survives even a power cut.
         self._database.execute("PRAGMA synchronous = FULL")
+
+    def claim(self, keys: Iterable[bytes]) -> bool:
+        """Claim the right to ask for these answers until `release`; False if another process has claimed one of them.
+
+        A claim is a lock on one byte of a file, which the kernel frees when the process ends, however it ends.
+        """
+        if self._claims is None or sys.platform == "win32":
+            return True
+        import fcntl
+
+        for key in keys:
+            try:
+                fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(key))
+            except (BlockingIOError, PermissionError):
+                self.release(keys)
+                return False
+        return True
+
+    def release(self, keys: Iterable[bytes]) -> None:
+        """Let other processes ask for these answers."""
+        if self._claims is None or sys.platform == "win32":
+            return
+        import fcntl
+
+        for key in keys:
+            fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, _place(key))
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
         """The answers that are there, marked as cached."""
@@ -179,6 +207,8 @@ class AnswerCache:
         """Close the file."""
         with self._lock:
             self._database.close()
+            if self._claims is not None:
+                self._claims.close()
 
     def _number(self, query: str) -> int:
         return int(self._database.execute(query).fetchone()[0])
@@ -191,6 +221,11 @@ class AnswerCache:
                 yield
         except (sqlite3.Error, OSError) as error:
             raise DataError(f"the cache of answers {self.path or 'in memory'} can't be used: {error}") from error
+
+
+def _place(key: bytes) -> int:
+    """A key's byte in the file of claims, which holds nothing."""
+    return int.from_bytes(key[:7])
 
 
 def check_cache(path: str | os.PathLike[str]) -> None:

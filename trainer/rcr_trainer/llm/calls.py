@@ -28,6 +28,8 @@ _MALFORMED_ATTEMPTS = 3
 """Malformed responses to a prompt after which it has no program."""
 _ALL_MALFORMED = 10
 """Prompts in a row with only malformed responses after which a run stops: the server speaks another protocol."""
+_CLAIMED_S = 0.2
+"""Seconds after which to look again whether another process has its answer."""
 _LONGEST_BACKOFF_S = 30.0
 _LONGEST_WAIT_S = 600.0
 """Seconds that a server may ask to wait; a run that waits longer looks as if it hangs."""
@@ -68,7 +70,7 @@ class Calls:
 
         async def work() -> None:
             for part in parts:  # the iterator is shared by all workers
-                found.update(await self._ask(part))
+                found.update(await self._ask_once(part))
                 advance(len(part))
 
         try:
@@ -94,10 +96,22 @@ class Calls:
         for start in range(0, len(left), size):
             yield dict(left[start : start + size])
 
+    async def _ask_once(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
+        """Answers to the requests of one call; what another process is asking for now is waited for instead."""
+        while not self._cache.claim(requests):
+            await asyncio.sleep(_CLAIMED_S)
+        try:
+            found = await asyncio.to_thread(self._cache.get, requests)
+            missing = {key: request for key, request in requests.items() if key not in found}
+            return found | (await self._ask(missing) if missing else {})
+        finally:
+            self._cache.release(requests)
+
     async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to the requests of one call, in as many attempts as it takes."""
         worst = self._client.worst(list(requests.values()))
-        attempt = malformed = 0
+        attempt = malformed = limited = 0
+        paid = self._stats.paid
         while True:
             attempt += 1
             began = await self._reserve(worst)
@@ -114,7 +128,10 @@ class Calls:
                 return await self._give_up(requests, outcome)
             if outcome.kind == "stop":
                 raise outcome.error
-            if attempt == self._settings.attempts:
+            # A rate limit is no fault of this prompt as long as others are answered.
+            limited += outcome.reason == "429" and self._stats.paid > paid
+            paid = self._stats.paid
+            if attempt - limited == self._settings.attempts:
                 times = "attempt" if attempt == 1 else "attempts"
                 raise LLMError(f"{outcome.error}, in {attempt} {times}; answers so far are kept, so resume later")
             await self._back_off(outcome, attempt)
@@ -212,7 +229,7 @@ class Calls:
         return stored
 
     async def _back_off(self, fault: Fault, attempt: int) -> None:
-        wait = min(_LONGEST_BACKOFF_S, self._settings.backoff * 2 ** (attempt - 1)) * self._jitter.uniform(0.5, 1)
+        wait = min(_LONGEST_BACKOFF_S, self._settings.backoff * 2.0 ** min(attempt - 1, 99)) * self._jitter.uniform(0.5, 1)
         if fault.wait is not None:
             if fault.wait > _LONGEST_WAIT_S:
                 raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")
@@ -220,8 +237,8 @@ class Calls:
             self._not_before = max(self._not_before, asyncio.get_running_loop().time() + fault.wait)
             wait = 0.0
         self._stats.retries[fault.reason] += 1
-        which = f"attempt {attempt} of {self._settings.attempts}"
-        logger.info("%s: %s, %s, next in %.1f s", self._client.name, fault.reason, which, wait or fault.wait or 0.0)
+        told = "%s: %s in attempt %d, next in %.1f s"
+        logger.info(told, self._client.name, fault.reason, attempt, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

@@ -24,7 +24,7 @@ from langchain_rcr.chains.answers import cut
 from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, Use
-from rcr_trainer.llm.faults import MalformedResponseError, diagnose
+from rcr_trainer.llm.faults import FailedResponseError, MalformedResponseError, diagnose
 from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import ONE_ANSWER, LLMSettings
@@ -255,12 +255,14 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
     Its retries are off, too: they would repeat `insufficient_quota` past the budget.
 
     Raises:
-        ConfigError: there is no key in the environment, and the server is OpenAI's own.
+        ConfigError: the key in the environment can't be one, or there is none and the server is OpenAI's own.
     """
     from langchain_openai import ChatOpenAI, OpenAI
 
-    key, address = os.environ.get(settings.api_key_env, ""), address_of(settings)
+    key, address = os.environ.get(settings.api_key_env, "").strip(), address_of(settings)
     remember_key(key)
+    if not (key.isascii() and key.isprintable()):
+        raise ConfigError(f"the API key in {settings.api_key_env} can't be sent: it has characters that no key has")
     remember([address, settings.extra_body])
     parts = urlsplit(address)
     is_openais_own = parts.hostname == urlsplit(_OPENAI).hostname
@@ -361,11 +363,14 @@ def completed(content: bytes) -> bytes:
         raise MalformedResponseError(f"not JSON: {content[:60]!r}") from None
     if not isinstance(body, dict):
         raise MalformedResponseError(f"no JSON object: {content[:60]!r}")
-    if body.get("error"):
-        raise MalformedResponseError(f"an error in place of an answer: {str(body['error'])[:200]}")
     choices, usage = body.get("choices"), body.get("usage")
+    if body.get("error"):
+        raise FailedResponseError(body["error"], charged=bool(choices))
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
         raise MalformedResponseError("no choices")
+    for choice in choices:  # OpenRouter's place for what failed while the model wrote
+        if choice.get("error") or choice.get("finish_reason") == "error":
+            raise FailedResponseError(choice.get("error"), charged=True)
     for choice in choices:
         if "message" not in choice:
             choice["text"] = choice.get("text") or ""

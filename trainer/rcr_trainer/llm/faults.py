@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
+from typing import Any
 
 from langchain_rcr.errors import RCRError
 from rcr_trainer.llm.redaction import redact
@@ -43,7 +44,17 @@ class BudgetExceeded(LLMError):  # noqa: N818 — a limit, not a mistake
 
 
 class MalformedResponseError(Exception):
-    """The server's response is no answer: no JSON, no choices, or an error instead."""
+    """The server's response is no answer: no JSON, or no choices."""
+
+
+class FailedResponseError(MalformedResponseError):
+    """An error in a response of status 200, taken as the status that it names, else as 500."""
+
+    def __init__(self, error: Any, *, charged: bool) -> None:
+        super().__init__(str(error))
+        code = str(error.get("code") if isinstance(error, dict) else "")
+        self.status_code = int(code) if re.fullmatch("[45][0-9]{2}", code) else 500
+        self.charged = charged
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +106,7 @@ _TRANSIENT = {408, 409, 425, 429}
 # By class name, so that the client needn't be imported.
 _TIMEOUTS = {"TimeoutError", "APITimeoutError"}
 _CONNECTIONS = {"ConnectionError", "APIConnectionError"}
-_NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout"}
+_NEVER_ARRIVED = {"ConnectError", "ConnectTimeout", "ConnectionRefusedError", "gaierror", "PoolTimeout", "ProxyError"}
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What langchain-openai raises on a response that is no answer."""
 
@@ -114,8 +125,11 @@ def diagnose(error: Exception, who: str, *, openai: bool = False) -> Fault:
     if names & _TIMEOUTS:
         return _again("timeout", who, "no answer in time", charged=True)
     if names & _CONNECTIONS:
-        arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
-        return _again("connection", who, f"the connection failed ({said})", charged=arrived)
+        causes = [*_causes(error)]
+        arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in causes)
+        # openai says no more than "Connection error."; the innermost cause knows which.
+        why = _shown(next(filter(None, map(str, reversed(causes))), said))
+        return _again("connection", who, f"the connection failed ({why})", charged=arrived)
     if isinstance(error, MalformedResponseError) or (openai and isinstance(error, _UNREADABLE)):
         return _again("malformed", who, f"the response is no answer ({said})", charged=True)
     stopped = LLMError(f"{who} failed: {type(error).__name__}: {said}")
@@ -128,7 +142,7 @@ def diagnose(error: Exception, who: str, *, openai: bool = False) -> Fault:
 def _by_status(error: Exception, status: int, who: str, said: str) -> Fault:
     headers = getattr(getattr(error, "response", None), "headers", {})
     told = " ".join(str(getattr(error, name, "")) for name in ("message", "args", "code", "type", "body")).lower()
-    if status < 500 and _FILTERED.search(told):
+    if status in (400, 422) and _FILTERED.search(told):  # a company's web filter says 403
         return Fault("unusable", "refused", RequestError(f"{who} refused a prompt ({said})"))
     which: int | str = status if status in _STOPS else "other"
     if status == 402 or _NO_MONEY.search(told):
@@ -137,7 +151,8 @@ def _by_status(error: Exception, status: int, who: str, said: str) -> Fault:
         which = "too_long"
     elif status in _TRANSIENT or (status >= 500 and not (status < 502 and "supported" in told)):
         wait = retry_after(headers) if status in (429, 503) else None
-        return _again(str(status), who, f"status {status}: {said}", wait=wait)
+        charged = isinstance(error, FailedResponseError) and error.charged
+        return _again(str(status), who, f"status {status}: {said}", wait=wait, charged=charged)
     elif status < 400:
         which = "redirect"
     kind, advice = _STOPS[which]
