@@ -220,6 +220,10 @@ def test_what_was_not_run_and_what_is_odd_is_said():
     said = "set_bsr, usually the strongest plain selector, was not run: it may come closer."
     assert advise(weak).endswith(said)
     assert said not in advise(make())
+    unpaid = make(exact=(60.0, 40.0), answers=ANSWERS)
+    assert said not in advise(unpaid)
+    unpaid.selectors["set_bsr"].exact_match = None  # the budget was spent on the others
+    assert advise(unpaid).endswith(f"rcr is worth deploying. {said}")
     text = advise(make(repeated=12))
     said = "12 of 200 questions are in the pool with their programs: rcr has seen them, and no selector may pick them."
     assert text.endswith(said)

@@ -53,6 +53,8 @@ def test_models_that_cannot_be_opened(settings: dict[str, Any], complaint: str) 
         ({"temprature": 1}, "temprature"),
         ({"kind": "local", "temperature": 0.7}, "greedily"),
         ({"kind": "local", "base_url": "http://x"}, "llm.base_url"),
+        ({"base_url": ""}, "base_url must be an address"),
+        ({"budget_calls": False}, "budget_calls must be a number, not False"),
         ({"price_prompt": 1}, "both or neither"),
         ({"max_tokens": 0}, "greater than or equal to 1"),
         ({"stop": "\n"}, "list"),

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from answering import answering, asks
 from rcr_trainer import cli
 from rcr_trainer.data import read_split
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.cache import AnswerCache, Use
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import load_config
 from rcr_trainer.runs.policies import build_model
@@ -280,6 +282,17 @@ def test_a_dry_run_says_what_it_would_cost(capsys, here):
     assert cli.main(["run", "demo.yaml", "--dry-run", "--grpo.enabled=false"]) == 0
     assert capsys.readouterr().out.splitlines() == ["pool 40, training 32, dev 8, test 8"]
     assert not (here / "runs").exists()
+    # What was spent under the run's name counts, whatever it was spent on.
+    with closing(AnswerCache(here / "runs" / "answers.sqlite")) as cache:
+        cache.put("m", {}, str(here / "runs" / "demo"), Use(60, 5, 5))
+    assert cli.main(["run", "demo.yaml", "--dry-run", *flags, "--llm.budget_calls=590"]) == 0
+    told = "llm.budget_calls = 590 (spent so far: 60): the run may stop there, and can be resumed"
+    assert capsys.readouterr().out.splitlines()[-1] == told
+
+
+def test_too_few_candidates_for_the_comparison_are_found_before_any_answer_is_paid_for(capsys, here):
+    assert cli.main(["run", "demo.yaml", "--dry-run", "--evaluation.split=dev", "--evaluation.k=38"]) == 2
+    assert "k is 38, but there are only" in capsys.readouterr().err
 
 
 def test_a_larger_budget_continues_a_run():

@@ -29,7 +29,7 @@ from rcr_trainer.data import PARTS, Example, Split, read_split, write_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.plain import learners, try_scoring
 from rcr_trainer.evaluation.report import EvaluationReport
-from rcr_trainer.evaluation.stage import evaluation_stage
+from rcr_trainer.evaluation.stage import check_candidates, evaluation_stage
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, check_free, hold, in_short, names_in
@@ -157,6 +157,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     split = load_split(config.data, config.seed)
     split.meta.pop(LANGUAGE, None)  # left by another run if data.directory is that run's data
     task = check_task(config, divide(config, split))
+    check_candidates(config, task)
     split.meta[LANGUAGE] = task.spec.language
     say_data(config.data, split, task.spec)
     if config.sft.checkpoint is not None:

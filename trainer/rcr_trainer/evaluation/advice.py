@@ -62,7 +62,7 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
                 f"{gap}."
             )
         yield _verdict(report, gap)
-        if gap.clear > 0 and STRONGEST not in report.selectors:
+        if gap.clear > 0 and _gap(report, gap.metric, STRONGEST) is None:
             yield f"{STRONGEST}, usually the strongest plain selector, was not run: it may come closer."
     if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
         yield _on_reinforcement(report, change)
@@ -91,7 +91,7 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
     """Ours against the rival, or against the plain selector best in the metric; None if either lacks the figure."""
     best = report.best_plain(metric)
     name = rival or (best[0] if best else None)
-    if name is None:
+    if name is None or name not in report.selectors:
         return None
     mine, its = (getattr(report.selectors[selector], metric) for selector in (OURS, name))
     if mine is None or its is None:

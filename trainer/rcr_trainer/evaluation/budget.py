@@ -17,7 +17,7 @@ from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import AnswerCache, Estimate, limits
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.runs.tasks import Task, answers_file, build_reward, open_language_model
+from rcr_trainer.runs.tasks import Task, account, answers_file, build_reward, open_language_model
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import TIMES
 
@@ -43,12 +43,15 @@ def plan(config: Settings, task: Task) -> list[str]:
         lines += [f"  {name}: {cost}, {_time(cost, config.llm)}" for name, cost in stages.items()]
     assumed = f"{_time(total, config.llm)} (at {SECONDS} s an answer, {_together(config.llm)} at a time)"
     lines.append(f"language model: {total}, {assumed}")
+    use = total.use
     if (path := answers_file(config)).exists():
         with closing(AnswerCache(path)) as kept:
             lines.append(f"{path} keeps {len(kept):,} answers, none of which is asked for again")
-    for what, most, used in limits(config.llm, total.use):
+            use += kept.spent(account(config))
+    for (what, most, used), (*_, own) in zip(limits(config.llm, use), limits(config.llm, total.use), strict=True):
+        before = f" (spent so far: {used - own:,.6g})" if used > own else ""
         said = "the run may stop there, and can be resumed" if used > most else "enough"
-        lines.append(f"llm.budget_{what} = {most:,}: {said}")
+        lines.append(f"llm.budget_{what} = {most:,}{before}: {said}")
     return lines
 
 
@@ -76,7 +79,7 @@ def _together(llm: LLMSettings) -> int:
 
 def _time(cost: Estimate, llm: LLMSettings) -> str:
     seconds = cost.use.calls * SECONDS / _together(llm)
-    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{seconds / 60:.0f} min" if seconds >= 60 else "1 min"
+    return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, seconds / 60):.0f} min"
 
 
 def _asked(config: Settings, task: Task) -> Iterator[tuple[str, int, int, Sequence[Example]]]:

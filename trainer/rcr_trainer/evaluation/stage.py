@@ -11,6 +11,7 @@ from langchain_rcr.basics.files import write_text
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.index.memory import MatrixTable
+from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
@@ -27,6 +28,7 @@ from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.policies import load_model
 from rcr_trainer.runs.tasks import Task, build_execution, compared, divide, open_language_model
 from rcr_trainer.runs.trust import check_foreign
+from rcr_trainer.settings import Settings
 
 logger = logging.getLogger(__name__)
 
@@ -57,8 +59,7 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     if not queries:
         raise ConfigError(f"{run.path} has no {evaluation.split} queries")
 
-    new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
-    held_out = HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)
+    held_out = _held_out(config, task)
     policies, asks = _policies(run), evaluation.asks(config.llm)
     k = evaluation.k or policies[OURS].config.k
     ours = {name: policy_picks(policy, task, evaluation.split, held_out) for name, policy in policies.items()}
@@ -163,3 +164,15 @@ def _policies(run: Run) -> dict[str, TriEncoder]:
             if encoder.backbone is not None:
                 encoder.backbone = RememberingBackbone(encoder.backbone, run.vectors)
     return policies
+
+
+def check_candidates(config: Settings, task: Task) -> None:
+    """Refuse a k that leaves some question of the comparison too few candidates, before training pays for answers."""
+    if 2 * config.k > len(task.pool):  # a fold bars half of the pool at most
+        barred = _held_out(config, task).judging(task.held_out(config.evaluation.split))
+        checked_exclude(barred, len(barred), len(task.pool), config.k)
+
+
+def _held_out(config: Settings, task: Task) -> HeldOut:
+    new = share_held_out(config.grpo.exclude_own_program, task.queries, task.dev, task.pool, task.spec)
+    return HeldOut(task.pool, task.queries, task.spec, new=new, seed=config.seed)

@@ -19,6 +19,9 @@ from rcr_trainer.errors import DataError
 from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.llm.settings import LLMSettings
 
+if sys.platform != "win32":
+    import fcntl
+
 _APPLICATION = 0x52435243  # "RCRC"
 _VERSION = 1
 _SCHEMA = (
@@ -104,7 +107,8 @@ class AnswerCache:
             )
             try:
                 self._prepare()
-                self._claims = None if self.path is None else Path(f"{self.path}.lock").open("ab")
+                shared = self.path is not None and sys.platform != "win32"
+                self._claims = Path(f"{self.path}.lock").open("ab") if shared else None  # noqa: SIM115
             except BaseException:
                 self._database.close()
                 raise
@@ -140,26 +144,21 @@ class AnswerCache:
 
         A claim is a lock on one byte of a file, which the kernel frees when the process ends, however it ends.
         """
-        if self._claims is None or sys.platform == "win32":
+        if self._claims is None:
             return True
-        import fcntl
-
-        for key in keys:
-            try:
+        try:
+            for key in keys:
                 fcntl.lockf(self._claims, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, _place(key))
-            except (BlockingIOError, PermissionError):
-                self.release(keys)
-                return False
+        except (BlockingIOError, PermissionError):
+            self.release(keys)
+            return False
         return True
 
     def release(self, keys: Iterable[bytes]) -> None:
         """Let other processes ask for these answers."""
-        if self._claims is None or sys.platform == "win32":
-            return
-        import fcntl
-
-        for key in keys:
-            fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, _place(key))
+        if self._claims is not None:
+            for key in keys:
+                fcntl.lockf(self._claims, fcntl.LOCK_UN, 1, _place(key))
 
     def get(self, keys: Iterable[bytes]) -> dict[bytes, Answer]:
         """The answers that are there, marked as cached."""

@@ -229,7 +229,8 @@ class Calls:
         return stored
 
     async def _back_off(self, fault: Fault, attempt: int) -> None:
-        wait = min(_LONGEST_BACKOFF_S, self._settings.backoff * 2.0 ** min(attempt - 1, 99)) * self._jitter.uniform(0.5, 1)
+        doubled = self._settings.backoff * 2.0 ** min(attempt - 1, 99)
+        wait = min(_LONGEST_BACKOFF_S, doubled) * self._jitter.uniform(0.5, 1)
         if fault.wait is not None:
             if fault.wait > _LONGEST_WAIT_S:
                 raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")

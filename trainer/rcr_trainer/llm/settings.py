@@ -95,7 +95,7 @@ class LLMSettings(Section, use_attribute_docstrings=True):
     @classmethod
     def _is_an_address(cls, address: str | None) -> str | None:
         with suppress(ValueError):
-            parts = urlsplit(address or "http://localhost")
+            parts = urlsplit("http://localhost" if address is None else address)
             if parts.scheme in ("http", "https") and parts.hostname:
                 return address
         raise PydanticCustomError("address", "Input should be an address such as http://localhost:8000/v1")

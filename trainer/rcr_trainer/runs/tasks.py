@@ -288,6 +288,11 @@ def answers_file(config: Settings) -> Path:
     return config.llm.cache or config.folder.parent / "answers.sqlite"
 
 
+def account(config: Settings) -> str:
+    """The name under which a run's spending is booked."""
+    return str(config.folder.resolve())
+
+
 def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> LanguageModel:
     """The model that answers prompts, to be closed by the caller; its cost is booked under the run's folder.
 
@@ -302,5 +307,5 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
         cache if keep else None,
         language=task.spec.language,
         prompt=config.prompt,
-        account=str(config.folder.resolve()),
+        account=account(config),
     )
