@@ -420,6 +420,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         beam_width = self.beam_width if beam_width is None else beam_width
         # Fields may have been assigned since; the filters are read below.
         check_fields(**{**self.__dict__, "filter": None, "k": k, "beam_width": beam_width})
+        if k < self.k_min:
+            raise InputError(f"k_min = {self.k_min} is more than k = {k}, the number of picks")
         where, group, home = joined(self.filter, filter), self.picks_within, ""
         prefer = self.store.encoder.prefer
         # Looked up by name: a configured group may differ from that of the retriever that the chain knows.

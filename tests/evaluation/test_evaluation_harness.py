@@ -298,6 +298,8 @@ def test_a_selector_that_breaks_its_word_is_named(last):
         run({"odd": always(0, 1, 2, last)})
     with pytest.raises(InputError, match="not 4 positions of 24"):
         run({"odd": lambda q, k, e, r: np.tile(np.arange(k - 1), (len(q), 1))})
+    with pytest.raises(InputError, match=r"selector odd gave an array of shape \(9, 4\), not \(10, 4\)"):
+        run({"odd": lambda q, k, e, r: np.tile(np.arange(k), (len(q) - 1, 1))})
 
 
 def test_no_gold_program_parses():

@@ -100,6 +100,8 @@ def test_what_a_narrow_filter_lets_through_is_all_there_is(
             strict.invoke(QUERY, filter=where)
     with pytest.raises(InputError, match="k_min must be a whole number from 0 on, not -1"):
         make(encoder, k_min=-1)
+    with pytest.raises(InputError, match="k_min = 2 is more than k = 1"):
+        strict.invoke(QUERY, k=1)
     one = strict.invoke(QUERY)[0].page_content
     with pytest.raises(InputError, match="k_min = 2, but only 1 examples can be picked"):
         make(encoder, k_min=2, max_tokens=len(one) + 1, tokenizer=len).invoke(QUERY)

@@ -144,7 +144,10 @@ def _put_picks(
     shows = True
     if isinstance(selector, Baseline):
         kind, shows = "oracle" if selector.oracle else "plain", selector.shows
-    for question, own, barred in zip(asked, _picked(selector, asked, k, excluded), excluded, strict=True):
+    positions = _picked(selector, asked, k, excluded)
+    if positions.shape[:1] != (len(asked),):
+        raise InputError(f"selector {name} gave an array of shape {positions.shape}, not ({len(asked)}, {k})")
+    for question, own, barred in zip(asked, positions, excluded, strict=True):
         # The figures of a selector that repeats picks or picks what is excluded would mean something else.
         sound = np.setdiff1d(own, barred)
         if len(sound) != k or sound[0] < 0 or sound[-1] >= len(pool):
