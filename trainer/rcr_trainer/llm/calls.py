@@ -49,6 +49,7 @@ class Calls:
         self._timeout = None if is_local else settings.timeout
         self._not_before = 0.0
         self._malformed, self._well_formed = 0, False
+        self._said_waiting = False
         self._doubtful: dict[bytes, Answer] = {}  # malformed; kept once the server is seen to answer other prompts
         # Not the global generator: its state belongs to the training run.
         self._jitter = random.Random()  # noqa: S311
@@ -99,6 +100,9 @@ class Calls:
     async def _ask_once(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
         """Answers to the requests of one call; what another process is asking for now is waited for instead."""
         while not self._cache.claim(requests):
+            if not self._said_waiting:
+                logger.info("%s: another run is asking for some of these answers; waiting for them", self._client.name)
+                self._said_waiting = True
             await asyncio.sleep(_CLAIMED_S)
         try:
             found = await asyncio.to_thread(self._cache.get, requests)
