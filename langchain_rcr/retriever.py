@@ -126,6 +126,12 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         with stated(type(self).__name__, type(self)):
             super().__init__(store=store, **fields)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign a field; an `InputError` if it is out of range."""
+        if name in type(self).model_fields:
+            check_fields(**{**self.__dict__, name: value})
+        super().__setattr__(name, value)
+
     @property
     def source_keys(self) -> tuple[str, ...]:
         """The keys of an example's question, sorted; usually one."""
@@ -418,8 +424,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
         k = next(each for each in (k, self.k, self.store.encoder.config.k) if each is not None)
         beam_width = self.beam_width if beam_width is None else beam_width
-        # Fields may have been assigned since; the filters are read below.
-        check_fields(**{**self.__dict__, "filter": None, "k": k, "beam_width": beam_width})
+        check_fields(k=k, beam_width=beam_width, explore=self.explore)
         if k < self.k_min:
             raise InputError(f"k_min = {self.k_min} is more than k = {k}, the number of picks")
         where, group, home = joined(self.filter, filter), self.picks_within, ""

@@ -121,9 +121,10 @@ def test_beams_are_asked_for_by_field_and_by_call(
 def test_what_is_assigned_later_is_checked_too(encoder: TriEncoder) -> None:
     for name, value in {"order": "similar", "k_min": "2", "min_relevance": 5, "example_keys": "target"}.items():
         retriever = make(encoder)
-        setattr(retriever, name, value)
         with pytest.raises(InputError, match=f"{name} must be .*, not {value!r}"):
-            retriever.invoke(QUERY)
+            setattr(retriever, name, value)
+    retriever.order = "reversed"
+    assert ids(retriever.invoke(QUERY)) == ids(make(encoder, order="reversed").invoke(QUERY))
 
 
 def test_the_order_of_the_picks(encoder: TriEncoder, retriever: SequentialCompositionalRetriever) -> None:
