@@ -98,6 +98,7 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("sft: 3", ["line 1", "'sft' is a section", "3"]),
         ("seed: 1\nseed: 2", ["line 2", "'seed' is set twice"]),
         ("sft:\n  k: 1\n  k: 2", ["line 3", "'sft.k' is set twice"]),
+        ("llm:\n  budget_calls: 9\nllm.budget_calls: 3", ["line 3", "'llm.budget_calls' is set twice"]),
         ("- 1\n- 2", ["line 1", "key: value"]),
         ("a: [1", ["not YAML"]),
         ("seed: 1\n---\nseed: 2", ["not YAML"]),

@@ -229,10 +229,13 @@ def test_open_says_what_is_wrong(folder, tmp_path):
         Run.open(folder)
 
 
-def test_opening_a_run_does_not_read_the_environment(folder, monkeypatch):
+def test_opening_a_run_reads_only_budgets_of_the_environment(folder, monkeypatch):
     finished(folder)
     monkeypatch.setenv("RCR_SEED", "9")
-    assert Run.open(folder).config.seed == 0
+    monkeypatch.setenv("RCR_LLM__BUDGET_CALLS", "7")
+    config = Run.open(folder).config
+    assert (config.seed, config.llm.budget_calls) == (0, 7)
+    assert Run.open(folder, flags={"llm.budget_calls": "8"}).config.llm.budget_calls == 8
 
 
 def test_metrics_are_logged_behind_a_torn_line_which_goes_with_those_of_a_stage(folder):

@@ -38,7 +38,7 @@ from langchain_rcr.basics.files import remove_abandoned, write_json, write_text
 from langchain_rcr.errors import CheckpointError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.redaction import redact
-from rcr_trainer.runs.layers import differences, run_config, settings, to_yaml
+from rcr_trainer.runs.layers import SPENDING, differences, run_config, settings, to_yaml
 from rcr_trainer.settings import Settings
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ _FORMAT_VERSION = 1
 INCIDENTAL = (
     *("name", "output", "threads"),
     *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
-    *("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money"),
+    *(f"llm.{name}" for name in SPENDING),
 )
 """Settings that change no result: a run may be resumed with other values, such as a larger budget."""
 

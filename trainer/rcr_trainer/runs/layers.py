@@ -33,6 +33,9 @@ PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Not settings: where the project's tests find the corpora."""
 
+SPENDING = ("price_prompt", "price_completion", "budget_calls", "budget_tokens", "budget_money")
+"""The settings of `llm` that bound what a run may cost."""
+
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
 _MAX_NODES = 100_000
 """Values in a settings file; there are some 150 settings."""
@@ -242,12 +245,12 @@ def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None)
 
 
 def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
-    """The settings of a run folder's config.yaml, overridden by flags; only secrets come from the environment.
+    """The settings of a run folder's config.yaml, overridden by flags.
 
-    So variables set for the next training don't alter this run.
+    Of the environment only secrets and `SPENDING` count, so that variables for the next training don't alter this run.
     """
     config = load_config(path, flags, environ={})
-    names = {_variable(place) for place in hidden(config)}
+    names = {_variable(place) for place in (*hidden(config), *(f"llm.{name}" for name in SPENDING))}
     return load_config(path, flags, {name: text for name, text in os.environ.items() if name in names})
 
 
@@ -313,7 +316,7 @@ def _from_file(path: Path) -> Iterator[_Given]:
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:
-            yield from _flatten(loader, root, path)
+            yield from _flatten(loader, root, path, set())
         return
     except ConfigError:
         raise
@@ -353,12 +356,11 @@ def _root_node(loader: Any) -> Any:
     return root
 
 
-def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_Given]:
-    """The values of a mapping node; a section's are one level down."""
+def _flatten(loader: Any, root: Any, path: Path, seen: set[str], prefix: str = "") -> Iterator[_Given]:
+    """The values of a mapping node; a section's are one level down. `seen` has the keys of the nodes before."""
     where = f"{path} line {root.start_mark.line + 1}"
     if root.id != "mapping":
         raise ConfigError(f"{where}: the file must hold settings as `key: value`, not a {root.id}")
-    seen = set()
     for key_node, node in root.value:
         key = prefix + str(loader.construct_object(key_node, deep=True))
         where = f"{path} line {key_node.start_mark.line + 1}"
@@ -366,7 +368,7 @@ def _flatten(loader: Any, root: Any, path: Path, prefix: str = "") -> Iterator[_
             raise ConfigError(f"{where}: '{key}' is set twice")
         seen.add(key)
         if key in sections() and node.id == "mapping":
-            yield from _flatten(loader, node, path, f"{key}.")
+            yield from _flatten(loader, node, path, seen, f"{key}.")
             continue
         value = loader.construct_object(node, deep=True)
         if key in sections():
