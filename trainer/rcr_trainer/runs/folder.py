@@ -98,8 +98,7 @@ class Run:
             return run
         for stage in ("sft", "grpo"):
             remove_abandoned(run.state / stage)
-        if differences(run.config, config):
-            write_text(folder / "config.yaml", to_yaml(config))
+        write_text(folder / "config.yaml", to_yaml(config))
         run.config = config
         return run
 
