@@ -57,18 +57,18 @@ def test_the_paragraph_at_the_end(capsys, here):
     assert cli.main(["run", "demo.yaml", *flags]) == 0
     out = capsys.readouterr().out
     assert max(map(len, out.splitlines())) <= 120
-    (paragraph,) = (" ".join(part.split()) for part in out.split("\n\n") if part.startswith("With 4 picks"))
+    (paragraph,) = (" ".join(part.split()) for part in out.split("\n\n") if part.startswith("The oracle"))
     found = report()
     assert paragraph == found.advice
-    assert f"{found.selectors['oracle'].coverage:.1f} % of the gold programs" in paragraph
-    assert f"in rcr's picks for {found.selectors['rcr'].full_coverage:.1f} % of 40 questions" in paragraph
+    assert f"covers {found.selectors['oracle'].coverage:.1f} % of them in 4 picks" in paragraph
+    assert f"needs for {found.selectors['rcr'].full_coverage:.1f} % of 40 questions" in paragraph
     assert "95 % interval" in paragraph
     assert out.rstrip().endswith("run folder: runs/demo")
 
     assert cli.main(["evaluate", "runs/demo", "--split=dev"]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "Different programs among the 8 questions: 8. That is too few to tell whether rcr is worth deploying" in out
-    assert "These are development queries" in out
+    assert "8 questions with 8 different programs are too few to tell whether rcr is worth deploying" in out
+    assert "settings were chosen on these development queries" in out
 
 
 def test_every_selector_in_a_whole_run(here):
