@@ -193,8 +193,8 @@ def test_after_grpo_both_policies_are_answered(capsys, here):
     assert None not in exact().values()
     assert (report().answers.n, report().n) == (3, 8)
     out = " ".join(capsys.readouterr().out.split())
-    assert "Different programs among the 8 questions: 8. That is too few to tell whether rcr is worth deploying" in out
-    assert "Whether reinforcement helped can't be told (full coverage: " in out
+    assert "8 questions with 8 different programs are too few to tell whether rcr is worth deploying" in out
+    assert "There is no telling whether reinforcement helped (full coverage: " in out
 
 
 def test_a_server_is_named_but_not_asked(capsys, here):
