@@ -69,7 +69,7 @@ def near_best(scores: FloatArray, slack: FloatArray, t: int) -> Iterator[Near]:
 
 
 def in_order(keys: IntArray, scores: FloatArray, slack: float, t: int) -> Near:
-    """The t best of one row's distinct candidates (W,), with finite scores, as `best` orders them; or all of fewer."""
+    """The t best of one row's distinct candidates (W,), whose scores are finite, as `best` orders them."""
     order = np.lexsort((keys, -scores))
     keys, scores = keys[order], scores[order]
     apart = scores[:-1] - scores[1:] > slack

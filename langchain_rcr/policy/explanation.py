@@ -22,27 +22,41 @@ Structures = Callable[[str], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A candidate at one step."""
+    """A candidate at one step.
 
-    id: str  # the example's
+    Args:
+        id: the example's id.
+        source: its question.
+        target: its program.
+        logit: relevance + context.
+        relevance: its logit for the question alone, before anything is picked.
+        context: what the picks before this step added to its logit (negative: subtracted from it).
+        probability: π among the candidates left at this step.
+    """
+
+    id: str
     source: str
     target: str
-    logit: float  # relevance + context
-    relevance: float  # its logit for the question alone, before anything is picked
-    context: float  # what the picks before this step added to its logit (negative: subtracted from it)
-    probability: float  # π among the candidates left at this step
+    logit: float
+    relevance: float
+    context: float
+    probability: float
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One pick and what it was picked from.
 
-    A runner-up may have a larger logit: beams and constraints (same program, token budget) skip candidates.
+    Args:
+        pick: the candidate picked.
+        runner_ups: the best of the others at this step, best first. One may have a larger logit than the pick: beams
+            and constraints (same program, token budget) skip candidates.
+        covered: local structures of the pick's program that no earlier pick has, sorted; empty if it doesn't parse.
     """
 
     pick: Scored
-    runner_ups: tuple[Scored, ...]  # the best of the others at this step, best first
-    covered: tuple[str, ...]  # sorted local structures of its program that no earlier pick has; empty without a parse
+    runner_ups: tuple[Scored, ...]
+    covered: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
