@@ -104,7 +104,7 @@ class Environment:
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
         new = share_held_out(config.exclude_own_program, self.queries, job.dev, job.pool, job.spec)
         logger.info(
-            "%d %% of the training questions may pick no example of their own program, the others only not themselves "
+            "%d %% of the training questions may pick no example of their own program, the others any but themselves "
             "(grpo.exclude_own_program)",
             round(100 * new),
         )
