@@ -9,6 +9,7 @@ An input fails if it raises what the target doesn't promise, or takes more than 
 from __future__ import annotations
 
 import argparse
+import atexit
 import json
 import logging
 import shutil
@@ -80,7 +81,9 @@ def parsers(fuzz: Fuzz) -> str:
 
 @cache
 def answer_cache() -> AnswerCache:
-    return AnswerCache(Path(tempfile.mkdtemp(prefix="rcr-fuzz-")) / "answers.sqlite")
+    kept = AnswerCache(Path(tempfile.mkdtemp(prefix="rcr-fuzz-")) / "answers.sqlite")
+    atexit.register(kept.close)
+    return kept
 
 
 def answers(fuzz: Fuzz) -> str:
