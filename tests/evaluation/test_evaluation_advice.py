@@ -63,9 +63,9 @@ ONLY_ANSWERS = (
 
 def test_a_language_models_answers_decide():
     assert advise(make(exact=(60.0, 40.0), answers=ANSWERS)) == (
-        "The oracle, which sees the gold programs, covers 90.0 % of them in 4 picks. With rcr's picks (k = 4, the "
-        "first one last) gpt-x gives the gold program for 60.0 % of 200 questions, with those of set_bsr, the best "
-        "plain selector by this measure, for 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth "
+        "The oracle, which sees the gold programs, covers 90.0 % of what they need in 4 picks. With rcr's picks "
+        "(k = 4, the first one last) gpt-x gives the gold program for 60.0 % of 200 questions, with those of set_bsr, "
+        "the best plain selector by this measure, for 40.0 %: +20.0 points, 95 % interval +18.0 to +22.0. rcr is worth "
         "deploying."
     )
     text = advise(make(exact=(30.0, 40.0), answers=ANSWERS))
@@ -170,9 +170,9 @@ def test_selectors_without_answers():
 
 def test_without_answers_full_coverage_is_told():
     assert advise(make()) == (
-        "The oracle, which sees the gold programs, covers 90.0 % of them in 4 picks. rcr's picks show everything that "
-        "the gold program needs for 30.0 % of 200 questions, those of set_bsr, the best plain selector by this "
-        "measure, for 20.0 %: +10.0 points, 95 % interval +8.0 to +12.0. " + ONLY_ANSWERS
+        "The oracle, which sees the gold programs, covers 90.0 % of what they need in 4 picks. rcr's picks show "
+        "everything that the gold program needs for 30.0 % of 200 questions, those of set_bsr, the best plain "
+        "selector by this measure, for 20.0 %: +10.0 points, 95 % interval +8.0 to +12.0. " + ONLY_ANSWERS
     )
 
 
@@ -186,8 +186,8 @@ def test_coverage_decides_nothing(full):
 def test_the_data_allow_little():
     text = advise(make(oracle=50.0))
     assert text.startswith(
-        "The oracle, which sees the gold programs, covers only 50.0 % of them in 4 picks: no selector can cover the "
-        "rest without more examples or more picks."
+        "The oracle, which sees the gold programs, covers only 50.0 % of what they need in 4 picks: no selector can "
+        "cover the rest without more examples or more picks."
     )
     assert "more examples" not in advise(make(oracle=80.0))
     assert advise(make(oracle=None)).startswith("rcr's picks show everything that the gold program needs")

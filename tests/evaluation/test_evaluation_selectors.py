@@ -60,7 +60,7 @@ def test_the_paragraph_at_the_end(capsys, here):
     (paragraph,) = (" ".join(part.split()) for part in out.split("\n\n") if part.startswith("The oracle"))
     found = report()
     assert paragraph == found.advice
-    assert f"covers {found.selectors['oracle'].coverage:.1f} % of them in 4 picks" in paragraph
+    assert f"covers {found.selectors['oracle'].coverage:.1f} % of what they need in 4 picks" in paragraph
     assert f"needs for {found.selectors['rcr'].full_coverage:.1f} % of 40 questions" in paragraph
     assert "95 % interval" in paragraph
     assert out.rstrip().endswith("run folder: runs/demo")

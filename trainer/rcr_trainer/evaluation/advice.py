@@ -113,7 +113,7 @@ def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
 
 
 def _ceiling(coverage: float, k: int) -> str:
-    covered = f"{coverage:.1f} % of them in {k} picks"
+    covered = f"{coverage:.1f} % of what they need in {k} picks"
     if coverage < LOW_CEILING:
         covered = f"only {covered}: no selector can cover the rest without more examples or more picks"
     return f"The oracle, which sees the gold programs, covers {covered}."
