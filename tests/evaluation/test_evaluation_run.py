@@ -3,17 +3,17 @@
 import json
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from answering import Composing, answering, asks
+from demo_run import exact, report
 from openai_server import OpenAIServer
 from places import MODEL
 from rcr_trainer import cli, pipeline
 from rcr_trainer.baselines.simple import BM25Selector
 from rcr_trainer.data import Example, read_split
 from rcr_trainer.evaluation import stage
-from rcr_trainer.evaluation.report import EvaluationReport, read_picks
+from rcr_trainer.evaluation.report import read_picks
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.model import LanguageModel
@@ -27,32 +27,11 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("demo")]
 
 PARSER = MODEL
-CONFIG = """
-data: {split: 110, train_size: 60, test_size: 8, dev_size: 8}
-model: {family: lexical, dim: 16}
-sft: {epochs: 1}
-evaluation: {selectors: [random, bm25]}
-threads: 1
-"""
 LABELS = ProgramSpec(max_size=1)
 SERVER = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1"]
-
-
-@pytest.fixture(autouse=True)
-def here(here: Path) -> Path:
-    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
-    return here
-
-
-def report(folder="runs/demo"):
-    return EvaluationReport.read(folder)
-
-
-def exact(folder="runs/demo"):
-    return {name: scores.exact_match for name, scores in report(folder).selectors.items()}
 
 
 # ---------------------------------------------------------------- whom it asks

@@ -1,43 +1,21 @@
 """The plain and learned selectors of a whole run: what each needs, and what it costs."""
 
 from contextlib import closing
-from pathlib import Path
 
 import pytest
+from demo_run import exact, report
 from openai_server import OpenAIServer
 from places import MODEL
 from rcr_trainer import baselines, cli
 from rcr_trainer.evaluation import plain
-from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.runs.layers import load_config
 from rcr_trainer.runs.tasks import divide, load_split
 from tiny_bert import tiny_bert
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("demo")]
 
 PARSER = MODEL
-CONFIG = """
-data: {split: 110, train_size: 60, test_size: 8, dev_size: 8}
-model: {family: lexical, dim: 16}
-sft: {epochs: 1}
-evaluation: {selectors: [random, bm25]}
-threads: 1
-"""
-
-
-@pytest.fixture(autouse=True)
-def here(here: Path) -> Path:
-    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
-    return here
-
-
-def report(folder="runs/demo"):
-    return EvaluationReport.read(folder)
-
-
-def exact(folder="runs/demo"):
-    return {name: scores.exact_match for name, scores in report(folder).selectors.items()}
 
 
 def test_selectors_without_embeddings_cost_nothing(here):

@@ -118,7 +118,8 @@ def test_a_checkpoint_is_served_as_it_was_fitted(folder: str, tmp_path: Path, sa
     picks = [greedy(each, model.encode_pool(ITEMS), model.state(), 2) for each in (ours, theirs)]
     if save != "onnx-int8":  # examples worth the same but for rounding may swap
         np.testing.assert_allclose(picks[0].logits, picks[1].logits, atol=1e-2)
-    assert np.mean(picks[0].positions == picks[1].positions) > 0.9
+    same = np.mean(picks[0].positions == picks[1].positions)
+    assert same > (0.9 if save == "onnx-int8" else 0.97)
 
 
 def test_what_is_saved_for_onnx_stays_so(folder: str, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 import copy
 import math
 import pickle
-import time
 import uuid
 from contextlib import suppress
 
@@ -17,7 +16,7 @@ from vector_stores import STORES
 from langchain_rcr.errors import CheckpointError, EngineError, InputError, PoolError
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
-from langchain_rcr.index.documents import DIALECTS
+from langchain_rcr.index.documents import DIALECTS, store_filter
 from langchain_rcr.index.filters import Compare, matches, parse_filter
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.vectorstore import VectorStoreIndex
@@ -204,11 +203,10 @@ def test_a_filter_of_more_values_than_examples_reads_them_all(request, store):
     rows, vectors = drawn(6, 40)
     index = filled(STORES[store](request), rows, vectors)
     many = [f"q {n}" for n in range(5, 40_000)]
+    assert store_filter(index.documents.store, parse_filter({"source": {"$in": many}}), len(rows)) is None
     for spec in ({"source": {"$in": many}}, {"$and": [{"source": {"$in": many}}, {"source": {"$in": ["q 1", "q 7"]}}]}):
         where = parse_filter(spec)
-        started = time.process_time()
         found = picks(index, ONES, Options(40), where)[0][0]
-        assert time.process_time() - started < 1
         assert {row.id for row in found} == {row.id for row in rows if matches(where, row.example)}
 
 

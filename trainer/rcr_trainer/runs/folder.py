@@ -56,7 +56,7 @@ _FORMAT_VERSION = 1
 INCIDENTAL = (
     *("name", "output", "threads"),
     *("llm.api_key_env", "llm.timeout", "llm.concurrency", "llm.attempts", "llm.backoff", "llm.cache"),
-    *(f"llm.{name}" for name in SPENDING),
+    *SPENDING,
 )
 """Settings that change no result: a run may be resumed with other values, such as a larger budget."""
 

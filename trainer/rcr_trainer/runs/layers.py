@@ -33,8 +33,8 @@ PREFIX = "RCR_"
 RESERVED = frozenset({"RCR_DATA"})
 """Not settings: where the project's tests find the corpora."""
 
-SPENDING = ("price_prompt", "price_completion", "budget_calls", "budget_tokens", "budget_money")
-"""The settings of `llm` that bound what a run may cost."""
+SPENDING = ("llm.price_prompt", "llm.price_completion", "llm.budget_calls", "llm.budget_tokens", "llm.budget_money")
+"""The settings that bound what a run may cost."""
 
 _KINDS = {"list": "LIST", "dict": "MAPPING", "int": "INT", "float": "FLOAT", "bool": "BOOL", "Path": "PATH"}
 _MAX_NODES = 100_000
@@ -250,7 +250,7 @@ def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
     Of the environment only secrets and `SPENDING` count, so that variables for the next training don't alter this run.
     """
     config = load_config(path, flags, environ={})
-    names = {_variable(place) for place in (*hidden(config), *(f"llm.{name}" for name in SPENDING))}
+    names = {_variable(place) for place in (*hidden(config), *SPENDING)}
     return load_config(path, flags, {name: text for name, text in os.environ.items() if name in names})
 
 
