@@ -282,13 +282,15 @@ def main() -> int:
     """Run the benchmark from the command line."""
     arguments = _arguments()
     limit_threads(arguments.threads)
-    from rcr_trainer.data.examples import read_json_file
+    from rcr_trainer.data.examples import read_json_as
     from rcr_trainer.runs.tasks import divide, load_split, open_language_model
 
     from langchain_rcr.basics.files import write_json
     from langchain_rcr.errors import RCRError
 
-    results: dict[str, Any] = read_json_file(arguments.out) if arguments.out.is_file() else {}
+    results: dict[str, Any] = (
+        read_json_as(dict[str, Any], arguments.out, "the results'") if arguments.out.is_file() else {}
+    )
     FOLDER.mkdir(parents=True, exist_ok=True)
     try:
         for name in arguments.sets if arguments.model else ():

@@ -39,7 +39,7 @@ NEEDS = {"langchain-rcr": (), "langchain-rcr[onnx,sql]": ("onnx", "sql"), "langc
 def prepare(size: int, folder: Path) -> None:
     """The checkpoints, the peer's store, and questions."""
     from langchain_core.vectorstores import InMemoryVectorStore
-    from rcr_trainer.data import covr_split
+    from rcr_trainer.data.covr import covr_split
 
     from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
     from langchain_rcr.families.base import DEFAULT_BASE

@@ -203,7 +203,7 @@ def drawn(size: int, seed: int) -> tuple[PoolVectors, np.ndarray]:
 
 def fitted(size: int, seed: int) -> tuple[PoolVectors, np.ndarray, State[Any]]:
     """A pool of the `structure` family, QUERIES questions, and its state."""
-    from rcr_trainer.data import covr_split
+    from rcr_trainer.data.covr import covr_split
 
     from langchain_rcr import Item, TriEncoder
     from langchain_rcr.programs import ProgramSpec

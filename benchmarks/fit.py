@@ -29,7 +29,7 @@ from common import limit_threads, sweep, table
 def measured(size: int, profile: cProfile.Profile | None = None) -> dict[str, float]:
     """Wall-clock and CPU seconds of encoding and of everything else, and this process's peak memory in GB."""
     import torch
-    from rcr_trainer.data import covr_split
+    from rcr_trainer.data.covr import covr_split
 
     from langchain_rcr import SequentialCompositionalRetriever
     from langchain_rcr.families.backbone import TransformerBackbone

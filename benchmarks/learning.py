@@ -159,7 +159,7 @@ class Traffic:
 
 def served(explore: float, size: int, questions: int, seed: int, variant: Mapping[str, Any]) -> Traffic:
     """A policy fitted to COVR's split 110, then varied."""
-    from rcr_trainer.data import covr_split
+    from rcr_trainer.data.covr import covr_split
     from rcr_trainer.evaluation.learn import Policy
 
     from langchain_rcr import SequentialCompositionalRetriever

@@ -257,7 +257,7 @@ def adding(size: int) -> dict[str, dict[str, float]]:
 
 def reading() -> dict[str, dict[str, float]]:
     """Whole calls with the model of the extra `offline`, one question: each family against the bare forward pass."""
-    from rcr_trainer.data import covr_split
+    from rcr_trainer.data.covr import covr_split
 
     from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder
 

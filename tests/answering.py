@@ -7,7 +7,7 @@ from typing import Any
 
 from langchain_core.language_models import LLM
 from openai_server import OpenAIServer
-from rcr_trainer.data import covr_split
+from rcr_trainer.data.covr import covr_split
 
 from langchain_rcr.programs import ProgramSpec
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rcr_trainer.data import Example, write_examples
+from rcr_trainer.data.examples import Example, write_examples
 from safetensors.torch import load_file, save_file
 from toys import reseal
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from unittest import mock
 
 from fake_backbone import FakeBackbone
-from rcr_trainer.data import covr_split
+from rcr_trainer.data.covr import covr_split
 
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.policy.selection import greedy

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from answering import Composing
-from rcr_trainer.data import covr_split
+from rcr_trainer.data.covr import covr_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.llm.model import LanguageModel

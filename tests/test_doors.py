@@ -228,7 +228,7 @@ def test_array_code_loads_neither_langchain_nor_transformers(doors: list[Door], 
 @pytest.mark.parametrize(
     ("file", "line", "complaint"),
     [
-        ("langchain_rcr/pool/examples.py", "from rcr_trainer.data import Example", "serving knows no trainer"),
+        ("langchain_rcr/pool/examples.py", "from rcr_trainer.data.examples import Example", "serving knows no trainer"),
         ("langchain_rcr/pool/examples.py", "import langchain_core.documents", "LangChain has no business"),
         ("langchain_rcr/families/embeddings.py", "import langchain_core", "LangChain has no business"),
         ("langchain_rcr/index/memory.py", "from langchain_rcr.retriever import Pick", "down only"),
@@ -274,7 +274,7 @@ def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
     files = {
         "rcr_trainer/data/a.py": "from rcr_trainer.training.registry import StageSettings",
         "rcr_trainer/training/registry.py": "import rcr_trainer.rewards.reward",
-        "rcr_trainer/rewards/reward.py": "from rcr_trainer.data import Example",
+        "rcr_trainer/rewards/reward.py": "from rcr_trainer.data.examples import Example",
     }
     assert len(offences(_built(tmp_path, files))) == 3
     del files["rcr_trainer/rewards/reward.py"]

@@ -5,7 +5,8 @@ import sys
 
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
-from rcr_trainer.data import Example, unparsed
+from rcr_trainer.data.examples import Example
+from rcr_trainer.data.files import unparsed
 
 from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex
 from langchain_rcr.basics import progress

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from openai_server import OpenAIServer
 from places import ROOT, TESTS
-from rcr_trainer.data import Split, covr_split, write_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Split, write_split
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.runs.tasks import divide, load_split
 

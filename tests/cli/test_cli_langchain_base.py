@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from rcr_trainer import pipeline
-from rcr_trainer.data import read_split
+from rcr_trainer.data.files import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.stage import evaluation_stage
 from rcr_trainer.runs.folder import Run

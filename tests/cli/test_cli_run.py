@@ -7,7 +7,9 @@ import pytest
 import warm
 from places import DATA
 from rcr_trainer import cli
-from rcr_trainer.data import covr_split, read_split, write_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import write_split
+from rcr_trainer.data.files import read_split
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.tasks import divide, load_split
 from rcr_trainer.settings import DataSettings

@@ -10,8 +10,7 @@ from functools import cache
 
 import places
 import pytest
-from rcr_trainer.data import covr_split
-from rcr_trainer.data.covr import HELD_OUT, LONGEST_PROGRAM, Draw, Sampler, is_held_out
+from rcr_trainer.data.covr import HELD_OUT, LONGEST_PROGRAM, Draw, Sampler, covr_split, is_held_out
 from rcr_trainer.errors import ConfigError
 
 from langchain_rcr.programs import parse
@@ -151,7 +150,7 @@ def test_the_same_seed_gives_the_same_bytes() -> None:
     first = covr_split(110, seed=4, train=50, test=20)
     assert covr_split("110", seed=4, train=50, test=20) == first
     assert covr_split(110, seed=5, train=50, test=20).train != first.train
-    code = "from rcr_trainer.data import covr_split; print(repr(covr_split(110, seed=4, train=50, test=20)), end='')"
+    code = "from rcr_trainer.data.covr import covr_split as split; print(repr(split(110, 4, 50, 20)), end='')"
     for hash_seed in ("1", "2"):
         environment = {**os.environ, "PYTHONHASHSEED": hash_seed, "PYTHONPATH": os.pathsep.join(sys.path)}
         output = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True).stdout

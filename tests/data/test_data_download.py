@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from rcr_trainer.data import download_geoquery, geoquery
+from rcr_trainer.data import geoquery
+from rcr_trainer.data.geoquery import download_geoquery
 from rcr_trainer.errors import DataError
 
 CONTENT = b"<corpus/>" * 50_000
@@ -71,21 +72,26 @@ def test_the_file_is_put_in_place_and_not_fetched_again(tmp_path: Path) -> None:
         (
             "https://corpus/corpus",
             {"CORPUS_SHA256": "0" * 64},
-            "is not the expected file: its sha256 is .*, expected 0",
+            "is not the published file: its sha256 is .*, expected 0",
         ),
-        ("https://corpus/corpus", {"_MOST_BYTES": 1000}, "is not the expected file"),
+        ("https://corpus/corpus", {"_MOST_BYTES": 1000}, "is not the published file"),
         ("https://corpus/missing", {}, "can't download .*/missing: Not Found"),
-        ("https://corpus/short", {}, "is not the expected file|can't download"),
+        ("https://corpus/short", {}, "is not the published file|can't download"),
         ("https://127.0.0.1:1/corpus", {}, "can't download"),
     ],
 )
-def test_a_failure_leaves_what_was_there(tmp_path: Path, monkeypatch, address, constant, message) -> None:
+def test_a_failure_leaves_nothing(tmp_path: Path, monkeypatch, address, constant, message) -> None:
     for name, value in constant.items():
         monkeypatch.setattr(geoquery, name, value)
+    with pytest.raises(DataError, match=message) as caught:
+        download_geoquery(tmp_path / "corpus.xml", url=address)
+    assert "\n" not in str(caught.value)
+    assert not any(tmp_path.iterdir())
+
+
+def test_another_file_that_is_there_is_kept_and_refused(tmp_path: Path) -> None:
     path = tmp_path / "corpus.xml"
     path.write_text("mine")
-    with pytest.raises(DataError, match=message) as caught:
-        download_geoquery(path, url=address)
-    assert "\n" not in str(caught.value)
-    assert path.read_text() == "mine"
-    assert [entry.name for entry in tmp_path.iterdir()] == ["corpus.xml"]
+    with pytest.raises(DataError, match=r"corpus\.xml is not the published file"):
+        download_geoquery(path, url="https://corpus/corpus")
+    assert (path.read_text(), _Handler.requests) == ("mine", [])

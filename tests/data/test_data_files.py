@@ -6,7 +6,8 @@ import time
 from pathlib import Path
 
 import pytest
-from rcr_trainer.data import Example, read_examples, unparsed
+from rcr_trainer.data.examples import Example
+from rcr_trainer.data.files import read_examples, unparsed
 from rcr_trainer.errors import DataError
 
 from langchain_rcr.programs import ProgramSpec

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import places
 import pytest
-from rcr_trainer.data import geoquery, geoquery_split, write_split
-from rcr_trainer.data.geoquery import CORPUS_SHA256, read_corpus
+from rcr_trainer.data import geoquery
+from rcr_trainer.data.examples import write_split
+from rcr_trainer.data.geoquery import CORPUS_SHA256, geoquery_split, read_corpus
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.runs.tasks import load_split
 from rcr_trainer.settings import DataSettings
@@ -46,7 +47,7 @@ def test_the_880_examples_in_order(corpus: Path) -> None:
 
 def test_another_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "corpus.xml").write_text("<!DOCTYPE x [<!ENTITY a 'aaaa'><!ENTITY b '&a;&a;&a;&a;'>]><examples/>")
-    with pytest.raises(DataError, match=r"corpus.xml isn't the GeoQuery corpus: its sha256 is"):
+    with pytest.raises(DataError, match=r"corpus.xml is not the published file: its sha256 is"):
         read_corpus(tmp_path / "corpus.xml")
 
 
@@ -77,13 +78,12 @@ def test_exactly_the_given_ids(corpus: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ([1], "a splits file looks like"),
-        ({"train": [1]}, "a splits file looks like"),
-        ({"train": [1], "test": [2], "tset": [3]}, "a splits file looks like"),
-        ({"train": [], "test": [2]}, "'train' must be a list of ids, with at least one"),
-        ({"train": [880], "test": [2]}, "880 in 'train' is no GeoQuery id"),
-        ({"train": [True], "test": [2]}, "True in 'train' is no GeoQuery id"),
-        ({"train": [1, 2], "test": [2]}, "id 2 is in 'train' and also in 'test'"),
+        ([1], "ids.json: not of a splits file's form: Input should be a valid dictionary"),
+        ({"train": [1]}, "ids.json, test: not of a splits file's form: Field required"),
+        ({"train": [1], "test": [2], "tset": [3]}, "ids.json, tset: not of a splits file's form"),
+        ({"train": [], "test": [2]}, "ids.json, train: .*at least 1 item"),
+        ({"train": [880], "test": [2]}, "ids.json, train, 0: .*Input should be less than 880"),
+        ({"train": [1, 2], "test": [2]}, "ids.json: id 2 is there 2 times"),
     ],
 )
 def test_faulty_ids_files(corpus: Path, tmp_path: Path, record: object, message: str) -> None:

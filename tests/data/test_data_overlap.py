@@ -7,8 +7,9 @@ from dataclasses import replace
 
 import pytest
 from rcr_trainer import cli
-from rcr_trainer.data import Example, Split, covr_split, shared, write_split
-from rcr_trainer.data.check import check_split
+from rcr_trainer.data.check import check_split, shared
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Example, Split, write_split
 from rcr_trainer.runs.tasks import check_task, divide, load_split, say_data
 from rcr_trainer.settings import DataSettings, Settings
 

@@ -7,8 +7,9 @@ import sqlite3
 import pytest
 from places import DATA
 from rcr_trainer import cli
-from rcr_trainer.data import Example, read_split, spider_split
-from rcr_trainer.data.spider import KINDS
+from rcr_trainer.data.examples import Example
+from rcr_trainer.data.files import read_split
+from rcr_trainer.data.spider import KINDS, spider_split
 from rcr_trainer.errors import DataError
 from rcr_trainer.rewards import make_reward, score
 

@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 from places import DATA
 from rcr_trainer import cli
-from rcr_trainer.data import Example, read_split, text2sql_split
+from rcr_trainer.data.examples import Example
+from rcr_trainer.data.files import read_split
+from rcr_trainer.data.text2sql import text2sql_split
 from rcr_trainer.errors import ConfigError, DataError
 
 from langchain_rcr.programs import ProgramSpec
@@ -97,8 +99,8 @@ def changed(**changes: Any) -> str:
     ("text", "message"),
     [
         ("{", "is no JSON file"),
-        (f"[{'9' * 5_000}]", "is no JSON file: too deep, or a number too long"),
-        ("[" * 100_000, "is no JSON file: too deep, or a number too long"),
+        (f"[{'9' * 5_000}]", "is no JSON file: Exceeds the limit"),
+        ("[" * 100_000, "is no JSON file: maximum recursion depth"),
         ("{}", "should be a valid list"),
         ("[]", "at least 1 item"),
         ("[1]", "query 0: not of the text2sql-data form"),

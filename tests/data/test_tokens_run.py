@@ -8,7 +8,9 @@ import pytest
 import warm
 from answering import answering, asks
 from rcr_trainer import cli
-from rcr_trainer.data import covr_split, read_split, write_examples
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import write_examples
+from rcr_trainer.data.files import read_split
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.runs.folder import Run

@@ -10,7 +10,7 @@ import pytest
 from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.prompts import PromptTemplate
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.rewards import ProgramError, make_reward, score
 
 from langchain_rcr import InputError, Prompt, text_to_sql_chain

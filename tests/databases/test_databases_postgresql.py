@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from attacked import attacked
 from cities import rewards
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.rewards import ProgramError, make_reward, score
 
 from langchain_rcr import schema_text

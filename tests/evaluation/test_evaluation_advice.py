@@ -7,7 +7,7 @@ import re
 import numpy as np
 import pytest
 from rcr_trainer.baselines.base import Baseline
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.harness import evaluate
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport

@@ -7,7 +7,7 @@ from types import MappingProxyType, SimpleNamespace
 import numpy as np
 import pytest
 from rcr_trainer.baselines.simple import BM25Selector, NoneSelector
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.harness import answer, evaluate, spread
 from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
 from rcr_trainer.evaluation.table import table

@@ -14,7 +14,7 @@ import pytest
 from rcr_trainer import baselines
 from rcr_trainer.baselines.base import Baseline, Resources, TradeOff, top_k
 from rcr_trainer.baselines.dense import DenseSelector
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.harness import evaluate
 from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
 from rcr_trainer.evaluation.report import EvaluationReport

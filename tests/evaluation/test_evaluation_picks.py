@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.harness import answer, evaluate
 from rcr_trainer.evaluation.report import read_picks, write_picks

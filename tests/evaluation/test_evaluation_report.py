@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import AnswersAsked, Choice, EvaluationReport, Picked, Question
 from rcr_trainer.evaluation.table import report_text, table

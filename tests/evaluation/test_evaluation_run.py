@@ -11,7 +11,8 @@ from openai_server import OpenAIServer
 from places import MODEL
 from rcr_trainer import cli, pipeline
 from rcr_trainer.baselines.simple import BM25Selector
-from rcr_trainer.data import Example, read_split
+from rcr_trainer.data.examples import Example
+from rcr_trainer.data.files import read_split
 from rcr_trainer.evaluation import stage
 from rcr_trainer.evaluation.report import read_picks
 from rcr_trainer.llm.cache import AnswerCache

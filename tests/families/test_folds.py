@@ -5,7 +5,8 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from rcr_trainer.data import Example, covr_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
 
 from langchain_rcr.basics.items import Item

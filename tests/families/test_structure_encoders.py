@@ -9,7 +9,8 @@ import torch
 from fake_backbone import FakeBackbone
 from langchain_core.embeddings import Embeddings
 from rcr_trainer import sft
-from rcr_trainer.data import Example, covr_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Example
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import runner

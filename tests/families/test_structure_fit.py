@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from fake_backbone import FakeBackbone
-from rcr_trainer.data import covr_split
 from rcr_trainer.data.coverage import structure_matrices
+from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.held_out import HeldOut
 from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.rewards import make_reward

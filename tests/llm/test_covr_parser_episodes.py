@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import torch
 from places import MODEL
-from rcr_trainer.data import covr_split
-from rcr_trainer.data.covr import Sampler
+from rcr_trainer.data.covr import Sampler, covr_split
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.prompt import APPENDIX_D

@@ -6,7 +6,7 @@ import itertools
 from dataclasses import replace
 
 import pytest
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.budget import longest_prompt
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings

@@ -102,7 +102,7 @@ def test_ids_that_are_missing_are_downloaded_and_others_refused(tmp_path, monkey
     (url,) = asked
     assert url.startswith("https://raw.githubusercontent.com/google-research/language/")
     assert url.endswith("/language/compgen/csl/tasks/geoquery/splits/template_1.json")
-    with pytest.raises(DataError, match=r"template_2.json is not the expected file: its sha256 is .*; --data FOLDER"):
+    with pytest.raises(DataError, match=r"template_2.json is not the published file: its sha256 is .*; --data FOLDER"):
         split_settings("csl_template_2", tmp_path, tmp_path)
     ids.write_text("{}", encoding="utf-8")
     with pytest.raises(DataError, match=r"template_1.json is not the published file: its sha256 is"):

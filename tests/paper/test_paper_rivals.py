@@ -346,7 +346,7 @@ def parser():
 @pytest.mark.slow
 @pytest.mark.parametrize("name", LEARNED)
 def test_trained_with_a_small_language_model_it_helps_that_more_than_untrained(name, parser):
-    from rcr_trainer.data import covr_split
+    from rcr_trainer.data.covr import covr_split
 
     pool = covr_split("110", 0, 60, 0).train
     examples = [{"source": example.source, "target": example.target} for example in pool]

@@ -11,7 +11,8 @@ import pytest
 from langchain_core.language_models import FakeListLLM
 from langchain_core.runnables import ConfigurableField
 from rcr_trainer import pipeline
-from rcr_trainer.data import Example, Split, read_split
+from rcr_trainer.data.examples import Example, Split
+from rcr_trainer.data.files import read_split
 from rcr_trainer.data.held_out import HeldOut, own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import read_picks

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from rcr_trainer.data import Example, write_examples
+from rcr_trainer.data.examples import Example, write_examples
 from toys import lexical, reseal
 
 from langchain_rcr import (

@@ -5,7 +5,8 @@ from fractions import Fraction
 import pytest
 from cities import city_database, rewards
 from places import DATA
-from rcr_trainer.data import Example, text2sql_split
+from rcr_trainer.data.examples import Example
+from rcr_trainer.data.text2sql import text2sql_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
 

@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 import pytest
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards import (
     Reward,

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from rcr_trainer import pipeline
-from rcr_trainer.data import Example, Split, write_examples, write_split
+from rcr_trainer.data.examples import Example, Split, write_examples, write_split
 from rcr_trainer.evaluation.stage import evaluation_stage
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.settings import Settings

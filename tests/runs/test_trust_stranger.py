@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import warm
 from hostile import CONFIG, EXAMPLES, HOSTILE, Change, changed, checkpoint, inner, named
-from rcr_trainer.data import Split, write_split
+from rcr_trainer.data.examples import Split, write_split
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import to_yaml
 from rcr_trainer.settings import Settings

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo as train
 

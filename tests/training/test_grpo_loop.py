@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data import Example, covr_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer

@@ -11,7 +11,7 @@ import torch
 import warm
 from answering import answering, asks
 from rcr_trainer import cli
-from rcr_trainer.data import read_split
+from rcr_trainer.data.files import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import AnswerCache, Use
 from rcr_trainer.runs.folder import Run

@@ -8,7 +8,7 @@ import pytest
 import torch
 from answering import Composing
 from openai_server import OpenAIServer
-from rcr_trainer.data import covr_split
+from rcr_trainer.data.covr import covr_split
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.model import LanguageModel, open_llm

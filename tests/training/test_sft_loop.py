@@ -5,7 +5,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data import Example, covr_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import own_positions
 from rcr_trainer.errors import DataError
 from rcr_trainer.settings import SFTSettings

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rank_bm25 import BM25Okapi
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.data.okapi import tokenize
 from rcr_trainer.settings import Settings, SFTSettings
 from training import train_sft

@@ -5,7 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data import covr_split
+from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.held_out import own_positions
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module

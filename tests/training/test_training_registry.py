@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from places import ROOT
-from rcr_trainer.data import covr_split
+from rcr_trainer.data.covr import covr_split
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES, Advantage, Loss

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 from rank_bm25 import BM25Okapi
-from rcr_trainer.data import Example, covr_split
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import own_positions
 from rcr_trainer.data.okapi import tokenize
 from rcr_trainer.training.supervision import HardNegatives, Supervision

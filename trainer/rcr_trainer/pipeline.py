@@ -25,7 +25,8 @@ from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import get_parser
 from rcr_trainer import grpo, race, sft
-from rcr_trainer.data import PARTS, Example, Split, read_split, write_split
+from rcr_trainer.data.examples import PARTS, Example, Split, write_split
+from rcr_trainer.data.files import read_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.plain import learners, try_scoring
 from rcr_trainer.evaluation.report import EvaluationReport

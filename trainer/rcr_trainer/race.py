@@ -24,8 +24,8 @@ import numpy as np
 
 from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.index.base import PoolVectors
-from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.rewards import Reward, make_reward

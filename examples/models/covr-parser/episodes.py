@@ -11,8 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from rcr_trainer.data import covr_split
-from rcr_trainer.data.covr import HELD_OUT, Sampler
+from rcr_trainer.data.covr import HELD_OUT, Sampler, covr_split
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 # The first name of each construct is COVR's own.

@@ -23,8 +23,8 @@ from episodes import ROLES, VARIANTS, name_tokens
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.baselines.greedy import OracleSelector
 from rcr_trainer.baselines.simple import BM25Selector, RandomSelector
-from rcr_trainer.data import Split, covr_split
-from rcr_trainer.data.covr import HELD_OUT
+from rcr_trainer.data.covr import HELD_OUT, covr_split
+from rcr_trainer.data.examples import Split
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from langchain_rcr.basics.items import Item

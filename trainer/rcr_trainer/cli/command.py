@@ -133,7 +133,7 @@ def _evaluate(given: argparse.Namespace) -> None:
 
 def _learn(given: argparse.Namespace) -> None:
     from langchain_rcr.basics.files import digest
-    from rcr_trainer.data import read_examples
+    from rcr_trainer.data.files import read_examples
     from rcr_trainer.evaluation.learn import learn, told
 
     sources = [example.source for example in read_examples(given.questions)[0]] if given.questions else []

@@ -11,9 +11,11 @@ from typing import Any
 from langchain_rcr.basics.files import write_text
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.cli.console import PROG, show
-from rcr_trainer.data import Split, read_examples, spider_split, text2sql_split, write_split
 from rcr_trainer.data.check import FileCheck, Keys, check_files, guess_keys, guess_language
-from rcr_trainer.data.files import SHOWN
+from rcr_trainer.data.examples import Split, write_split
+from rcr_trainer.data.files import SHOWN, read_examples
+from rcr_trainer.data.spider import spider_split
+from rcr_trainer.data.text2sql import text2sql_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.runs.layers import fresh_yaml, run_name
 

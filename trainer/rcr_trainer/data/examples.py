@@ -104,17 +104,6 @@ def read_text(path: str | Path) -> str:
         raise DataError(f"{path} is no UTF-8 text: {error.reason}") from error
 
 
-def read_json_file(path: Path) -> Any:
-    """The value in a JSON file, or a `DataError`."""
-    text = read_text(path)
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        known = isinstance(error, json.JSONDecodeError)
-        reason = str(error).splitlines()[0] if known else "too deep, or a number too long"
-        raise DataError(f"{path} is no JSON file: {reason}") from error
-
-
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
     """The value in a JSON file, validated as a type that pydantic knows.
 
@@ -124,8 +113,10 @@ def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
         DataError: it can't be read, or is of another form; names the first fault and its place.
     """
     try:
-        return TypeAdapter(kind).validate_python(read_json_file(path))
+        return TypeAdapter(kind).validate_python(json.loads(read_text(path)))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = "".join(f", {key if n else f'{entry}{key}'}" for n, key in enumerate(fault["loc"]))
         raise DataError(f"{path}{where}: not of {form} form: {fault['msg']}") from None
+    except (ValueError, RecursionError) as error:  # nested too deeply, or a number too long
+        raise DataError(f"{path} is no JSON file: {error}") from error

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as
 from rcr_trainer.data.exports import opened
 from rcr_trainer.errors import DataError
 
@@ -121,9 +121,7 @@ def read_split(directory: str | Path) -> Split:
     directory = Path(directory)
     if not (directory / "split.json").is_file():
         raise DataError(f"no split at {directory}: it holds no split.json")
-    meta = read_json_file(directory / "split.json")
-    if not isinstance(meta, dict):
-        raise DataError(f"{directory / 'split.json'} holds no JSON object")
+    meta = read_json_as(dict[str, Any], directory / "split.json", "a split's")
     split = Split(str(meta.pop("name", directory.name)), [])
     owner: dict[str, str] = {}
     for part in PARTS:

@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import random
 import re
 import urllib.request
+from collections import Counter
 from dataclasses import replace
 from http.client import HTTPException
+from itertools import chain
 from pathlib import Path
+from typing import Annotated
 from urllib.error import HTTPError
 from xml.etree import ElementTree
 
+from pydantic import BaseModel, Field
+
 from langchain_rcr.basics.files import write_bytes
-from rcr_trainer.data.examples import PARTS, Example, Split, read_json_file, read_text
+from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as, read_text
 from rcr_trainer.errors import ConfigError, DataError
+
+logger = logging.getLogger(__name__)
 
 # The splits divide these; twelve more examples in the corpus file belong to no split.
 _IDS = range(880)
+_Part = Annotated[list[Annotated[int, Field(ge=0, lt=len(_IDS))]], Field(min_length=1)]
 _VALUE, _MARK = re.compile("'[^']*'"), re.compile(r"[\s?.!]+$")
 
 CORPUS_URL = (
@@ -44,16 +53,24 @@ PUBLISHED = {
 SHORT = {"template": "template_1", "tmcd": "tmcd_1"}
 
 
+class _Ids(BaseModel, extra="forbid"):
+    train: _Part
+    dev: _Part = []
+    test: _Part
+
+
 def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, sha256: str | None = None) -> Path:
     """Download the GeoQuery corpus (1.2 MB), or the ids of a published split, unless it is there already.
 
     Raises:
-        DataError: no connection, or unexpected content; the destination stays as it was.
+        DataError: no connection, or unexpected content, there or downloaded; the destination stays as it was.
         InputError: the destination can't be written.
     """
     destination, sha256 = Path(destination), sha256 or CORPUS_SHA256
-    if destination.is_file() and _digest(destination.read_bytes()) == sha256:
+    if destination.is_file():
+        _check(destination, destination.read_bytes(), sha256)
         return destination
+    logger.info("downloading %s (checksum tested) to %s", url, destination)
     try:
         with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response:  # noqa: S310 - the content is checked
             content = response.read(_MOST_BYTES + 1)
@@ -62,30 +79,27 @@ def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, sha256:
             error.close()
         reason = str(getattr(error, "reason", None) or error or type(error).__name__).splitlines()[0]
         raise DataError(f"can't download {url}: {reason}") from error
-    if (digest := _digest(content)) != sha256:
-        raise DataError(f"{url} is not the expected file: its sha256 is {digest}, expected {sha256}")
+    _check(url, content, sha256)
     write_bytes(destination, content)
     return destination
 
 
-def _digest(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
+def _check(place: str | Path, content: bytes, sha256: str) -> None:
+    if (digest := hashlib.sha256(content).hexdigest()) != sha256:
+        raise DataError(f"{place} is not the published file: its sha256 is {digest}, expected {sha256}")
 
 
 def published_ids(folder: Path, name: str) -> Path:
     """The file of ids of one of the paper's splits, downloaded beside the corpus if missing, or a `DataError`."""
     source, sha256 = PUBLISHED[name]
     path = folder / ("splits" if name == "standard" else "splits_csl") / f"{name}.json"
-    if path.is_file() and (digest := _digest(path.read_bytes())) != sha256:
-        raise DataError(f"{path} is not the published file: its sha256 is {digest}, expected {sha256}")
     return download_geoquery(path, url=f"{source}/{path.name}", sha256=sha256)
 
 
 def read_corpus(path: str | Path) -> dict[int, Example]:
     """The English questions and FunQL programs of the 880 examples in the splits, by id in order, or a `DataError`."""
     text = read_text(path)
-    if (digest := _digest(text.encode())) != CORPUS_SHA256:
-        raise DataError(f"{path} isn't the GeoQuery corpus: its sha256 is {digest}, expected {CORPUS_SHA256}")
+    _check(path, text.encode(), CORPUS_SHA256)
     found: dict[int, Example] = {}
     for element in ElementTree.fromstring(text).iter("example"):  # noqa: S314 - a file of known content
         id_ = element.get("id", "")
@@ -114,7 +128,10 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None)
         raise ConfigError(f"there is no GeoQuery split {kind!r}; the splits are {', '.join(PUBLISHED)}")
     examples = read_corpus(corpus)
     path = published_ids(Path(corpus).parent, name) if ids is None else Path(ids)
-    parts = _read_ids(path)
+    parts: dict[str, list[int]] = read_json_as(_Ids, path, "a splits file's").model_dump()
+    (most, times), *_ = Counter(chain(*parts.values())).most_common(1)
+    if times > 1:
+        raise DataError(f"{path}: id {most} is there {times} times")
     if name != "standard" and not parts["dev"]:
         rest = parts["test"]
         draw = random.Random("geoquery-dev-0").random  # noqa: S311 - data, not secrets
@@ -132,23 +149,3 @@ def printed(split: Split) -> Split:
         return replace(each, source=_MARK.sub("", each.source.lower()), target=_VALUE.sub("'value'", each.target))
 
     return replace(split.mapped(one), meta={**split.meta, "values": "as the paper prints them"})
-
-
-def _read_ids(path: Path) -> dict[str, list[int]]:
-    record = read_json_file(path)
-    if not isinstance(record, dict) or not {"train", "test"} <= record.keys() <= set(PARTS):
-        raise DataError(f'{path}: a splits file looks like {{"train": [ids], "test": [ids]}}, "dev" if you like')
-    parts: dict[str, list[int]] = {part: [] for part in PARTS}
-    owner: dict[int, str] = {}
-    for part, values in record.items():
-        if not isinstance(values, list) or not values:
-            raise DataError(f"{path}: {part!r} must be a list of ids, with at least one")
-        for value in values:
-            id_ = int(value) if isinstance(value, str) and value.isdecimal() else value
-            if type(id_) is not int or id_ not in _IDS:
-                raise DataError(f"{path}: {value!r} in {part!r} is no GeoQuery id; they run from 0 to {_IDS[-1]}")
-            if id_ in owner:
-                raise DataError(f"{path}: id {id_} is in {owner[id_]!r} and also in {part!r}")
-            owner[id_] = part
-            parts[part].append(id_)
-    return parts

@@ -17,8 +17,8 @@ from langchain_rcr.families.encoding import Features
 from langchain_rcr.families.folds import ALONE, Folds
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.data import Example
 from rcr_trainer.data.coverage import structure_matrices
+from rcr_trainer.data.examples import Example
 
 _MOST = 0.5
 """The largest share of the pool, or of a query's group, that a fold may bar; a very common program would bar more."""

@@ -11,7 +11,7 @@ from operator import add
 
 from langchain_rcr.families import get_family
 from langchain_rcr.policy.prompt import Prompt, Request
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.plain import count_selectors, texts_at_most
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import AnswerCache, Estimate, limits

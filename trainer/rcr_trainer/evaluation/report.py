@@ -16,8 +16,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from langchain_rcr.basics.files import atomic_file, write_text
 from rcr_trainer.baselines import NO_EXAMPLES
-from rcr_trainer.data import Example
-from rcr_trainer.data.examples import read_text
+from rcr_trainer.data.examples import Example, read_text
 from rcr_trainer.errors import DataError
 
 REPORT, PICKS, MARKDOWN = "evaluation.json", "picks.jsonl", "report.md"

@@ -16,7 +16,7 @@ from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, verify
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.data import read_split
+from rcr_trainer.data.files import read_split
 from rcr_trainer.data.held_out import HeldOut, share_held_out
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.harness import PickFunction, answer, evaluate

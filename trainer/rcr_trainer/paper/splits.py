@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.files import atomic_directory
-from rcr_trainer.data import Split, spider_split, text2sql_split, write_split
-from rcr_trainer.data.geoquery import PUBLISHED, published_ids
+from rcr_trainer.data.examples import Split, write_split
+from rcr_trainer.data.geoquery import PUBLISHED, download_geoquery, published_ids
+from rcr_trainer.data.spider import spider_split
+from rcr_trainer.data.text2sql import text2sql_split
 from rcr_trainer.errors import ConfigError, DataError
-from rcr_trainer.runs.tasks import download_corpus
 
 GEOQUERY = tuple(name if name == "standard" else f"csl_{name}" for name in PUBLISHED)
 """The paper's eight: all but the standard one are from google-research/language, language/compgen/csl."""
@@ -73,7 +74,7 @@ def split_settings(split: str, data: Path, made: Path, seed: int = 0) -> dict[st
         )
     folder, name = data / "geoquery", split.removeprefix("csl_")
     try:
-        corpus = download_corpus(folder / "corpus.xml")
+        corpus = download_geoquery(folder / "corpus.xml")
         ids = published_ids(folder, name)
     except DataError as error:
         raise DataError(f"{error}; --data FOLDER takes them from a folder, as {folder} would be") from error

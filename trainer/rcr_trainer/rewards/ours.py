@@ -20,7 +20,7 @@ from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.programs import ProgramSpec, about, get_parser
 from langchain_rcr.programs.remembering import remembered
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.reward import Reward
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.errors import RCRError
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 
 logger = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
     config.yaml       the resolved settings
     run.json          seed, command, git revision, versions, times, status, finished stages
-    data/             the split that the run uses (`rcr_trainer.data.read_split`)
+    data/             the split that the run uses (`rcr_trainer.data.files.read_split`)
     metrics.jsonl     one JSON object a line: stage, step, time and the metrics
     state/            what an unfinished training stage needs to resume after a kill
     checkpoint/       the trained policy and pool.jsonl, its candidates

@@ -19,7 +19,8 @@ from langchain_rcr.policy.manifest import seal, verify
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.data import Example, read_examples, write_examples
+from rcr_trainer.data.examples import Example, write_examples
+from rcr_trainer.data.files import read_examples
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.ours import load
 from rcr_trainer.runs.folder import Run

@@ -13,19 +13,11 @@ import numpy as np
 from langchain_rcr.errors import PoolError
 from langchain_rcr.programs import TOKENS, ProgramSpec
 from rcr_trainer.baselines import NO_EXAMPLES, OF_SCHEMAS, USUAL
-from rcr_trainer.data import (
-    PARTS,
-    Example,
-    Split,
-    covr_split,
-    download_geoquery,
-    geoquery_split,
-    read_examples,
-    read_split,
-    unparsed,
-)
 from rcr_trainer.data.check import Keys, check_files, check_split, guess_language, in_one_line
-from rcr_trainer.data.geoquery import printed
+from rcr_trainer.data.covr import covr_split
+from rcr_trainer.data.examples import PARTS, Example, Split
+from rcr_trainer.data.files import read_examples, read_split, unparsed
+from rcr_trainer.data.geoquery import download_geoquery, geoquery_split, printed
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.llm.cache import check_cache
 from rcr_trainer.llm.model import LanguageModel, open_llm
@@ -70,7 +62,7 @@ def load_split(data: DataSettings, seed: int) -> Split:
     if data.task == "covr":
         return covr_split(data.split, seed, data.train_size, data.test_size)
     if data.task == "geoquery":
-        return geoquery_split(data.corpus or download_corpus(), data.split, data.ids)
+        return geoquery_split(data.corpus or download_geoquery(CORPUS), data.split, data.ids)
     files: dict[str, list[Example]] = {part: [] for part in PARTS}
     for part in PARTS:
         if (path := getattr(data, part)) is not None:
@@ -79,14 +71,6 @@ def load_split(data: DataSettings, seed: int) -> Split:
             prefix = "" if data.id_key else f"{part}-"  # row numbers restart in every file
             files[part] = [replace(each, id=f"{prefix}{each.id}") for each in found]
     return Split("files", **files, meta={"task": "files"})
-
-
-def download_corpus(destination: Path = CORPUS) -> Path:
-    """The GeoQuery corpus, downloaded unless it is there already; a `DataError` if the download is another file."""
-    if not destination.is_file():
-        logger.info("downloading the GeoQuery corpus (1.2 MB, checksum tested) to %s", destination)
-        download_geoquery(destination)
-    return destination
 
 
 def divide(config: Settings, split: Split) -> Task:

@@ -35,7 +35,7 @@ from langchain_rcr.errors import CheckpointError
 from langchain_rcr.policy.manifest import seal, verify
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.processes import Processes
 from rcr_trainer.training.registry import StageSettings
