@@ -216,9 +216,9 @@ def test_open_says_what_is_wrong(folder, tmp_path):
     record = json.loads((folder / "run.json").read_text())
     for text, complaint in (
         (json.dumps(record | {"format_version": 99}), "format 99.*pip install --upgrade"),
-        ("[1]", "damaged"),
-        ('{"format_version": 1}', "damaged"),
-        ('{"format_version": 1, "stages": {', "damaged"),
+        ("[1]", "does not hold a JSON object"),
+        ('{"format_version": 1}', "it has no 'stages'"),
+        ('{"format_version": 1, "stages": {', "can't be read as JSON"),
     ):
         (folder / "run.json").write_text(text)
         with pytest.raises(CheckpointError, match=complaint):

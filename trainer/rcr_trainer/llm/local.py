@@ -46,9 +46,6 @@ class LocalLM(BaseLLM):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         # Not in a validator: pydantic would treat a ConfigError, which is a ValueError, as its own.
-        self._load()
-
-    def _load(self) -> None:
         device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
         try:
             with undisturbed():

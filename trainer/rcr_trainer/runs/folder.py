@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from langchain_rcr.basics.extras import library_versions
-from langchain_rcr.basics.files import remove_abandoned, write_json, write_text
+from langchain_rcr.basics.files import read_json, remove_abandoned, write_json, write_text
 from langchain_rcr.errors import CheckpointError
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.redaction import redact
@@ -149,7 +149,12 @@ class Run:
         if not (folder / "run.json").is_file():
             reason = f"neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
             raise CheckpointError(f"{path} is {reason if folder.is_dir() else 'not a run: no such folder'}")
-        record = _read_record(folder / "run.json")
+        record = read_json(folder / "run.json", ("format_version", "stages", "status"))
+        if (written := record["format_version"]) != _FORMAT_VERSION:
+            raise CheckpointError(
+                f"{folder / 'run.json'} has format {written}, this version reads {_FORMAT_VERSION}: "
+                "pip install --upgrade langchain-rcr"
+            )
         if not (folder / "config.yaml").is_file():
             raise CheckpointError(f"{folder} is damaged: config.yaml is missing")
         run = cls(folder, run_config(folder / "config.yaml", flags), record)
@@ -352,19 +357,3 @@ def _remove(entry: Path) -> None:
         shutil.rmtree(entry)
     else:
         entry.unlink(missing_ok=True)
-
-
-def _read_record(path: Path) -> dict[str, Any]:
-    try:
-        record = json.loads(path.read_text(encoding="utf-8"))
-        written = record["format_version"]
-        if written > _FORMAT_VERSION:
-            raise CheckpointError(
-                f"{path} has format {written}, this version reads up to {_FORMAT_VERSION}: "
-                "pip install --upgrade langchain-rcr"
-            )
-        if not isinstance(record["stages"], dict) or not isinstance(record["status"], str):
-            raise TypeError
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        raise CheckpointError(f"{path} is damaged: not the record of a run") from None
-    return dict(record)
