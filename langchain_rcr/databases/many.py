@@ -43,9 +43,9 @@ class Databases(AbstractContextManager["Databases"]):
             raise InputError("a template or a folder names SQLite files; of PostgreSQL give one database")
         check_limits(max_databases=max_databases, **limits)
         if Path(place).is_dir():
-            place = f"{place.replace('{', '{{').replace('}', '}}')}/{LAYOUT}"
-        self._template = place
-        self.names = _names(self._template)
+            place = f"{_escaped(place)}/{LAYOUT}"
+        self.names = _names(place)
+        self._template = str(Path(_escaped(str(Path.cwd())), place))
         self._limits = {**limits, "max_processes": 1}
         self._most = max_databases
         self._busy: set[str] = set()
@@ -104,6 +104,10 @@ def are_many(database: str | Path) -> bool:
     """Whether this is a folder of databases or a template, rather than the address of one database."""
     place, postgres = address_of(database)
     return Path(place).is_dir() or (not postgres and "{" in place and not Path(place).is_file())
+
+
+def _escaped(path: str) -> str:
+    return path.replace("{", "{{").replace("}", "}}")
 
 
 def _names(template: str) -> tuple[str, ...]:

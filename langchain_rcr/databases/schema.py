@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -11,14 +12,18 @@ from typing import Any
 from langchain_rcr.databases.database import address_of, check_limits, open_database
 from langchain_rcr.errors import InputError, ProgramError
 
-_ROWS = 50
-"""How many of a table's first rows are searched for sample values."""
+_ROWS = (50, 5, 1)
+"""How many of a table's first rows are searched for sample values; fewer if these are too large."""
 _LONGEST = 40
 """Characters of a sample value; questions don't name values from columns with longer ones."""
-# Names quoted for SQL, and statements.
+# Names quoted for SQL, and statements; not the tables in which full-text and spatial indexes keep their data.
 _SQLITE = """
 SELECT '"' || replace(name, '"', '""') || '"', sql FROM sqlite_master
-WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' ORDER BY rowid
+WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite^_%' ESCAPE '^' AND name NOT IN (
+    SELECT virtual.name || column1 FROM sqlite_master AS virtual, (VALUES ('_data'), ('_idx'), ('_content'),
+        ('_docsize'), ('_config'), ('_segments'), ('_segdir'), ('_stat'), ('_node'), ('_rowid'), ('_parent'))
+    WHERE virtual.sql LIKE 'create virtual table%'
+) ORDER BY rowid
 """
 # What the role may read, columns in order, then keys; a partition's rows are in its table.
 _POSTGRESQL = """
@@ -65,11 +70,11 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
 
 def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:
     """A line with values of each column of a table (its name quoted for SQL); empty if it can't be read or has none."""
-    try:
-        rows = execute(f"SELECT * FROM {table} LIMIT {_ROWS}")  # noqa: S608 — quoted
-    except ProgramError:
-        return ""
-    columns = []
+    rows, columns = [], []
+    for count in _ROWS:
+        with suppress(ProgramError):
+            rows = execute(f"SELECT * FROM {table} LIMIT {count}")  # noqa: S608 — quoted
+            break
     for values in zip(*rows, strict=True):
         plain = [str(value) if isinstance(value, date | time) else value for value in values]
         known = dict.fromkeys(value for value in plain if isinstance(value, int | float | str | Decimal))

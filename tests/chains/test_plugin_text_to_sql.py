@@ -232,6 +232,15 @@ def test_the_user_s_own_tables_are_shown_whatever_they_are_called(tmp_path: Path
     assert schema_text(f"sqlite:///{path}") == schema_text(path) == expected
 
 
+def test_tables_of_search_indexes_are_not_shown(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    shown = ["CREATE TABLE words_data (a)", 'CREATE VIRTUAL TABLE "fi""ve" USING fts5 (a)']
+    shown += ["CREATE VIRTUAL TABLE four USING fts4 (a)", "CREATE VIRTUAL TABLE box USING rtree (id, a, b)"]
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(";".join(shown))
+    assert schema_text(path).splitlines() == [f"{line};" for line in shown]
+
+
 def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
     path = tmp_path / "x.sqlite"
     with closing(sqlite3.connect(path)) as database:
@@ -317,6 +326,15 @@ def test_values_are_shown_where_they_are_short(tmp_path: Path) -> None:
     lines = schema_text(path, samples=2).splitlines()
     assert lines[1] == """-- values: 1, 1.5 | "it's", 'no' |  | """
     assert lines[2:] == ["CREATE TABLE empty (x);"]
+
+
+def test_large_values_don_t_hide_the_others(tmp_path: Path) -> None:
+    path = tmp_path / "x.sqlite"
+    with closing(sqlite3.connect(path)) as database:
+        database.execute("CREATE TABLE page (title, scan)")
+        database.executemany("INSERT INTO page VALUES (?, zeroblob(1000000))", [(f"p{n}",) for n in range(20)])
+        database.commit()
+    assert schema_text(path, samples=2).splitlines()[1:] == ["-- values: 'p0', 'p1' | "]
 
 
 def test_values_of_postgresql_s_own_types_are_shown_where_they_are_plain(postgres_url: str) -> None:

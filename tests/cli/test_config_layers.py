@@ -92,6 +92,7 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("sft:\n  epochs: true", ["line 2", "sft.epochs", "number", "True"]),
         ("sft:\n  epochs: -1", ["line 2", "sft.epochs", "greater than or equal to 0", "-1"]),
         ("sft:\n  lr: .nan", ["line 2", "sft.lr", "finite", "nan"]),
+        ("evaluation: {selectors: bm25}", ["line 1", "evaluation.selectors must be a list, as in [bm25], not 'bm25'"]),
         ("device: gpu", ["line 1", "device must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"]),
         ("program: {anonymize: name}", ["anonymize must be a valid boolean or 'names', not 'name' (did you mean 'na"]),
         ("sft:\n  loss: infonse", ["sft.loss", "'listwise' or 'infonce'", "did you mean 'infonce'"]),

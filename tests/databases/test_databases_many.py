@@ -60,6 +60,16 @@ def test_a_copy_has_processes_of_its_own(folder, copied):
         assert run("SELECT count(*) FROM t_c", {"db_id": "c"}) == [(3,)]
 
 
+def test_a_relative_template_means_the_folder_of_its_time(folder, tmp_path, monkeypatch):
+    (tmp_path / "{x}").mkdir()
+    folder.rename(tmp_path / "{x}" / "all")
+    monkeypatch.chdir(tmp_path / "{x}")
+    for where in ("all", "all/{db_id}/{db_id}.sqlite"):
+        with Databases(where) as run, monkeypatch.context() as moved:
+            moved.chdir(tmp_path)
+            assert run("SELECT count(*) FROM t_c", {"db_id": "c"}) == [(3,)]
+
+
 def test_one_database_is_not_many(folder):
     assert not are_many(folder / "a" / "a.sqlite")
     assert not are_many("postgresql://host/{db_id}")
