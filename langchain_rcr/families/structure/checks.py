@@ -15,12 +15,22 @@ if TYPE_CHECKING:
 
 
 def check(encoder: NumpyNeedEncoder, file: Path) -> None:
-    """Raise a `CheckpointError` if shapes of fitted tensors don't match, or one indexes beyond another."""
+    """Raise a `CheckpointError` if shapes of fitted tensors don't match, or one indexes beyond another.
+
+    So does another backbone than that of the fit; LangChain's embeddings have no tokens in context.
+    """
     bags, count = encoder.token_bags, encoder.landmarks.bags.starts.size - 1
+    width, own = 0 if encoder.backbone is None else encoder.backbone.dim, encoder.landmarks.vectors.shape[-1]
+    trained = f"{file.parents[1]} was trained over"
+    if width and len(bags.anchors) and not hasattr(encoder.backbone, "read"):
+        raise CheckpointError(
+            f"{trained} a transformer's tokens, which LangChain embeddings don't give: load it without embeddings"
+        )
+    if own != width:
+        raise CheckpointError(f"{trained} vectors of {own} numbers, its encoder gives {width}")
     questions = {"landmarks": count, "added": len(encoder.additions.items) if encoder.additions else 0}
     anchors, rank = len(bags.mass), bags.root.shape[-1]
     phrases = int(encoder.phrases.max()) + 1 if len(encoder.phrases) else 0
-    width = 0 if encoder.backbone is None else encoder.backbone.dim
     shapes = {
         "dual": (count, len(encoder.inventory)),
         "learnt": (max(count, len(encoder.learnt)), 2),

@@ -113,12 +113,13 @@ class Views:
         return kernel
 
 
-def nearest_held_out(likeness: FloatArray, programs: NDArray[np.int64]) -> FloatArray:
-    """(M,): each training question's similarity to the nearest one left when it is held out, from (M, M) similarities.
+def nearest_held_out(known: Views, programs: NDArray[np.int64]) -> FloatArray:
+    """(M,): each training question's similarity to the nearest one left when it is held out.
 
     The questions with the same program (M,) and the nearest `NEIGHBOURS` of the others are held out with it, as future
     questions may make combinations that none of these has.
     """
+    likeness = known.vectors @ known.vectors.T if known.vectors.shape[1] else known.likeness(known)
     among = np.sort(np.where(programs[:, None] == programs, -1, likeness), axis=1)
     return among[:, -1 - int(NEIGHBOURS * len(among))] if len(among) else among.ravel()
 

@@ -22,7 +22,6 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import SparseRows
-from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.arrays import norms, shifted, sums, times
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
@@ -159,8 +158,7 @@ class NumpyNeedEncoder(BaseEncoder):
         width = 0 if backbone is None else backbone.dim
         unread = np.zeros((0, width), dtype=np.float32)
         self.token_bags = TokenBags.fit([])
-        nowhere = np.zeros(0, dtype=np.int64)
-        self.landmarks = self.added = Views(unread, unread[:, :0], vocabulary.bags([]), nowhere)
+        self.landmarks = self.added = Views(unread, unread[:, :0], vocabulary.bags([]), home_hashes([]))
         self.learnt = np.zeros((0, 2), dtype=np.int64)
         self.phrases = np.full(len(vocabulary), -1, dtype=np.int64)  # see `cues.phrases`
         self.speaks = np.zeros((1, len(inventory.small)), dtype=np.float32)
@@ -184,18 +182,8 @@ class NumpyNeedEncoder(BaseEncoder):
 
     @classmethod
     def load(cls, folder: Path, backbone: Backbone | None = None) -> Self:
-        """See `BaseEncoder.load`; a fit to tokens in context needs a backbone with them, unlike LangChain's."""
+        """See `BaseEncoder.load`."""
         encoder = super().load(folder, backbone)
-        if len(encoder.token_bags.anchors) and not hasattr(backbone, "read"):
-            raise CheckpointError(
-                f"{folder.parent} was trained over a transformer's tokens, which LangChain embeddings don't give: "
-                "load it without embeddings"
-            )
-        own, given = encoder.landmarks.vectors.shape[-1], 0 if encoder.backbone is None else encoder.backbone.dim
-        if own != given:
-            raise CheckpointError(
-                f"{folder.parent} was trained over vectors of {own} numbers, its encoder gives {given}"
-            )
         check(encoder, folder / "model.safetensors")
         encoder._with_additions()  # takes seconds with thousands of landmarks: not at the first question
         return encoder
@@ -205,9 +193,8 @@ class NumpyNeedEncoder(BaseEncoder):
         found = super().tensors() | {name: getattr(self, name) for name in _SEEN}
         for name in _SEEN_QUESTIONS:
             found |= {f"{name}.{part}": array for part, array in getattr(self, name).arrays().items()}
-        return (
-            found if self.homes else {name: found[name] for name in found if not name.endswith((".homes", *_OF_HOMES))}
-        )
+        hidden = () if self.homes else (".homes", *_OF_HOMES)
+        return {name: array for name, array in found.items() if not name.endswith(hidden)}
 
     def put(self, tensors: Mapping[str, NDArray[Any]]) -> None:
         """See `BaseEncoder.put`."""
@@ -286,9 +273,6 @@ class NumpyNeedEncoder(BaseEncoder):
         """Similarity to landmarks, what phrases say about small structures, new labels, the home, and the words."""
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
-        homes = np.zeros((len(items), 0), np.float32)
-        if self.homes:
-            homes = np.asarray(home_rows([item.home for item in items]))
         grown, raw, new = self._with_additions(), None, None
         if grown is None:
             likeness = self.landmarks.likeness(views)
@@ -302,8 +286,9 @@ class NumpyNeedEncoder(BaseEncoder):
             likeness = every[:, : len(self.dual)]
         if raw is not None and self.descriptions.pairs:
             raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
-        share = None
+        homes, share = np.zeros((len(items), 0), np.float32), None
         if self.homes:
+            homes = np.asarray(home_rows([item.home for item in items]))
             share = useful(self.sole if grown is None else grown.sole, self.elsewhere, views.homes)
         return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new, useful=share)
 
@@ -314,9 +299,7 @@ class NumpyNeedEncoder(BaseEncoder):
         the kernel.
         """
         if self._calibrated is None:
-            known = self.landmarks
-            among = known.vectors @ known.vectors.T if known.vectors.shape[1] else known.likeness(known)
-            self._calibrated = np.sort(nearest_held_out(among, self.learnt[: len(among), 1]))
+            self._calibrated = np.sort(nearest_held_out(self.landmarks, self.learnt[: len(self.dual), 1]))
         near = features.likeness
         if features.vectors.shape[1]:
             every = np.concatenate([part.vectors for part in (self.landmarks, self.added)])
