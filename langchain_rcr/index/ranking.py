@@ -181,16 +181,6 @@ def checked_exclude(exclude: Sequence[Collection[int]] | None, n_queries: int, n
     return excluded
 
 
-def places(exclude: Sequence[IntArray], columns: int) -> tuple[IntArray, IntArray]:
-    """Row and column of every excluded score in (B, columns); numbers that aren't columns are ignored."""
-    counts = [len(row) for row in exclude]
-    if not sum(counts):
-        return (np.empty(0, dtype=np.int64),) * 2
-    rows, barred = np.repeat(np.arange(len(counts)), counts), np.concatenate(exclude).astype(np.int64)
-    there = (barred >= 0) & (barred < columns)
-    return rows[there], barred[there]
-
-
 def nothing(rows: int, t: int) -> Near:
     """Keys and logits (B, t) for `Hits` if nothing is found: −1 and −inf."""
     return np.full((rows, t), -1, dtype=np.int64), np.full((rows, t), -np.inf, dtype=np.float32)

@@ -13,7 +13,7 @@ from langchain_core.example_selectors import BaseExampleSelector
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.index.ranking import checked_exclude, places
+from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
@@ -200,7 +200,8 @@ def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np
 
     Excluded positions come last: their scores (B, N) are overwritten with −inf.
     """
-    scores[places(excluded, scores.shape[1])] = -np.inf
+    for line, barred in zip(scores, excluded, strict=False):
+        line[barred] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]
     picked = np.empty((len(scores), k), dtype=np.int64)
     for row, (values, least) in enumerate(zip(scores, threshold, strict=True)):

@@ -8,7 +8,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.families.model_files import unit
-from langchain_rcr.index.ranking import places
 from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_k
 
 _NO_VOLUME = 1e-5  # below this, what is left of a candidate's volume of 1 is rounding error
@@ -83,7 +82,8 @@ class MMRSelector(DenseSelector):
     lambda_mult: float = 0.5
 
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
-        similarity[places(excluded, similarity.shape[1])] = -np.inf
+        for line, barred in zip(similarity, excluded, strict=True):
+            line[barred] = -np.inf
         rows = np.arange(len(similarity))
         # A product with λ = 0 would turn −inf into nan.
         weighted = np.float32(self.lambda_mult) * np.maximum(similarity, -1)
