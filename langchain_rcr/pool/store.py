@@ -43,6 +43,7 @@ _LONGEST_END_S = 10.0
 """How long the end of the process waits for a fit to notice it."""
 _ending = threading.Event()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_stores: weakref.WeakSet[ExampleStore] = weakref.WeakSet()
 
 
 class ExampleStore:
@@ -113,6 +114,7 @@ class ExampleStore:
         self._changing, self._refitting = threading.RLock(), threading.RLock()
         self._stale, self._unfit = False, False  # whether a fit is due, and whether one in the background has failed
         self._fitting: threading.Thread | None = None
+        _stores.add(self)
 
     @property
     def encoder(self) -> TriEncoder:
@@ -208,7 +210,7 @@ class ExampleStore:
             self._put(pool, pool.ids if replace else ())
             if self.needs_refit:
                 if refit and isinstance(self.index, LocalIndex) and not self._unfit:
-                    if self._fitting is None or not self._fitting.is_alive():  # not alive: left behind by a fork
+                    if self._fitting is None:
                         failure = "a refit in the background failed; refit() tries again"
                         self._fitting = _started(partial(_keep_fitted, weakref.ref(self)), failure)
                 elif not stale:
@@ -229,14 +231,11 @@ class ExampleStore:
         Returns:
             How many there were.
         """
-        if isinstance(ids, str):
-            raise InputError(f"ids must be a sequence of ids, not one string: [{ids!r}]")
-        if not isinstance(ids, Iterable):
+        if isinstance(ids, str) or not isinstance(ids, Iterable):
             raise InputError(f"ids must be a sequence of ids, not {ids!r}")
         given = list(ids)
-        for one in given:
-            if not isinstance(one, str):
-                raise InputError(f"an id must be a string, not {one!r}")
+        if odd := [one for one in given if not isinstance(one, str)]:
+            raise InputError(f"an id must be a string, not {odd[0]!r}")
         with self._changing:
             return self.index.delete(given)
 
@@ -378,3 +377,13 @@ def _stop() -> None:
     until = time.monotonic() + _LONGEST_END_S
     for thread in tuple(_threads):
         thread.join(max(0.0, until - time.monotonic()))
+
+
+def _forked() -> None:
+    """A forked process has none of the threads that may hold the stores' locks, or refit them."""
+    for store in tuple(_stores):
+        store._begin(store.now)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

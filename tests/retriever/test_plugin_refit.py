@@ -3,11 +3,14 @@
 import asyncio
 import copy
 import logging
+import os
 import pickle
+import signal
 import subprocess
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -255,6 +258,34 @@ def test_two_at_once_lose_nothing(
         thread.join()
     assert {"a", "b", "c", "d"} <= {row.id for row in retriever.store.index.rows()}
     assert gate.begun >= 2
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_forked_meanwhile_waits_for_no_other(retriever: SequentialCompositionalRetriever) -> None:
+    held, done = threading.Event(), threading.Event()
+
+    def refitting() -> None:
+        with retriever.store._refitting, retriever.store._changing:
+            held.set()
+            done.wait()
+
+    thread = threading.Thread(target=refitting)
+    thread.start()
+    held.wait()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for forking with threads
+        child = os.fork()
+    if not child:
+        try:
+            signal.alarm(60)
+            retriever.add_examples(NEW)
+            retriever.refit()
+            os._exit(0)
+        finally:
+            os._exit(1)
+    done.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_one_that_fails_says_so_and_is_not_tried_again(

@@ -179,7 +179,7 @@ async def test_deleting_and_replacing(retriever: SequentialCompositionalRetrieve
     assert retriever.store.index.count() == 4
     assert await retriever.aadd_examples(EXAMPLES[:2]) != await retriever.aadd_examples(EXAMPLES[:2])
     for wrong, message in (
-        ("abc", "not one string"),
+        ("abc", "must be a sequence of ids, not 'abc'"),
         ([3], "an id must be a string, not 3"),
         (None, "ids must be a sequence of ids, not None"),
     ):
