@@ -34,8 +34,6 @@ except ImportError as error:
 
 SETS = ProgramSpec("set", anonymize=False, max_size=1)
 """How sets of tools are read: each tool is a structure."""
-_NO_RESULT = "You have correctly called this tool."
-"""As in LangChain's own `tool_example_to_messages`."""
 
 
 class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
@@ -133,7 +131,7 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
 def _result_text(result: Any) -> str:
     """A tool's result as the content of its message, as LangChain's agents write it."""
     if result is None:
-        return _NO_RESULT
+        return "You have correctly called this tool."  # as in LangChain's own `tool_example_to_messages`
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 

@@ -170,7 +170,6 @@ def chat_few_shot_prompt(
 def _chat(
     prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str | None = None
 ) -> ChatPromptTemplate:
-    """The prompt as messages."""
     system = prompt.system if system is None else system
     if prompt.form == "text":
         system = escaped(prompt.instruction) if system is None else system
@@ -221,7 +220,6 @@ def _asked(prompt: Prompt, keys: PromptKeys) -> str:
 
 
 def _known(prompt: Prompt) -> dict[str, Any]:
-    """The variables that the prompt itself sets."""
     return {"schema": prompt.db_schema} if prompt.db_schema else {}
 
 

@@ -164,7 +164,6 @@ def semantic_parsing_chain(
 
 
 def _check(llm: object, retriever: object, execute: object, retries: int, drafts: int) -> None:
-    """Refuse arguments of the wrong kind or out of range."""
     if isinstance(llm, BaseRetriever | BaseExampleSelector) or isinstance(retriever, BaseLanguageModel):
         given = f"{type(llm).__name__}, {type(retriever).__name__}"
         raise InputError(f"the model comes first, then the retriever: not {given}")

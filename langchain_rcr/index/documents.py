@@ -89,7 +89,7 @@ class Found(NamedTuple):
         """What a document holds."""
         key = _key(document)
         both = np.frombuffer(base64.b64decode(document.metadata["rcr_vectors"]), dtype="<f4").reshape(2, -1)
-        return cls(key, Row(**_loaded(document)), *both)
+        return cls(key, Row(**json.loads(document.page_content)), *both)
 
 
 class StoredDocuments:
@@ -164,7 +164,7 @@ class StoredDocuments:
     def _headers(self) -> list[Header]:
         """The newest first."""
         documents = self.by_names([self.name_of(one) for one in _HEADERS], 0)
-        headers = [Header(**_loaded(document)) for document in documents]
+        headers = [Header(**json.loads(document.page_content)) for document in documents]
         return sorted(headers, key=lambda header: header.turn, reverse=True)
 
     def write_header(self, header: Header) -> None:
@@ -214,7 +214,7 @@ class StoredDocuments:
                 f"{self.name} can't look ids up, and doesn't find what is nearest: its search must be exact"
             )
         wanted = set(names)
-        return [one for one in documents if self.name_of(_id(_loaded(one))) in wanted]
+        return [one for one in documents if self.name_of(_id(json.loads(one.page_content))) in wanted]
 
     def put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
         """Add documents with their vectors (n, D + 1); other embeddings than ours would place them anywhere."""
@@ -275,12 +275,6 @@ def _key(document: Document) -> int:
         text = document.page_content
         raise EngineError(f"the vector store holds a document that isn't the pool's, or lost its vectors: {text!r:.80}")
     return int(document.metadata["rcr_key"])
-
-
-def _loaded(document: Document) -> dict[str, Any]:
-    """The content of a document's text."""
-    found: dict[str, Any] = json.loads(document.page_content)
-    return found
 
 
 def _id(content: dict[str, Any]) -> str | None:

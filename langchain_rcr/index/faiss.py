@@ -169,12 +169,10 @@ class FaissTable(Table):
         return keys, logits, log_sums(self._best(states, min(BEST, max(1, self.size)), exclude)[1], tau)
 
     def _best(self, states: FloatArray, t: int, exclude: IntArray) -> Near:
-        """Keys and logits (B, t) of the best."""
         found = best_fetched(self._fetch, states, t, exclude, slack(states, self._longest), self.size, most=self.size)
         return InThisThread().run(found)
 
     async def _fetch(self, states: FloatArray, width: int) -> list[Near]:
-        """See `best_fetched`."""
         everything = len(self) <= _SMALL or _RARE * self.size < len(self)
         keys, scores = self._ask(states, width, everything)
         short = np.flatnonzero(keys[:, -1] < 0)

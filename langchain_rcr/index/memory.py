@@ -266,7 +266,6 @@ class _Steps:
         return self._kept.copy()
 
     def best(self, scores: FloatArray, slack: FloatArray, t: int) -> Near:
-        """See `ranking.best`."""
         if not self._taken:
             self._rounding = float(slack.max())
         off = slack + np.float32(2 * self._taken * self._rounding)

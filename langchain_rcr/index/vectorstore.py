@@ -261,7 +261,6 @@ class _Reader:
         self.size = header.most
 
     async def search(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Hits:
-        """See `Reader.search`."""
         margins, size, off = slack(states, self._header.longest), self.size, _ROUNDING * self._header.bound
         keys, logits = await best_fetched(self._fetch, states, t, exclude, margins, size, rounding=off)
         totals = None
@@ -272,14 +271,12 @@ class _Reader:
         return Hits(keys, logits, rows, self._contexts, totals)
 
     async def candidates(self, keys: IntArray) -> FloatArray:
-        """E_c (n, D) of `keys` (n,)."""
         return np.array([self._found[key].candidate for key in keys.tolist()]).reshape(-1, self._header.dim)
 
     def _contexts(self, keys: IntArray) -> FloatArray:
         return np.stack([self._found[key].context for key in keys.tolist()])
 
     async def _fetch(self, states: FloatArray, width: int) -> list[Near]:
-        """See `best_fetched`."""
         near = []
         for state in states:
             found = self._documents.nearest(state, width)

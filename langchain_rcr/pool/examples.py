@@ -272,7 +272,6 @@ def _readable(texts: Sequence[Any]) -> bool:
 
 
 def _names(source_key: object) -> tuple[str, ...]:
-    """The keys of the question, sorted."""
     names = {source_key} if isinstance(source_key, str) else source_key
     if not isinstance(names, Iterable) or not (names := [*names]) or not all(isinstance(name, str) for name in names):
         raise InputError(f"source_key must be a name or several, not {source_key!r}")

@@ -185,7 +185,6 @@ class Database:
                     raise  # otherwise it died while idle, and nothing has been sent yet
 
     async def _connected(self, seconds: float) -> Connection:
-        """A new connection."""
         async with self.answering(None, seconds):
             # Without prepared statements it works behind PgBouncer, and each plan knows its values.
             fixed: dict[str, Any] = {"autocommit": True, "prepare_threshold": None, "context": _ADAPTERS}
