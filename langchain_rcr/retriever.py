@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 from langchain_core.callbacks import (
     AsyncCallbackManager,
-    AsyncCallbackManagerForRetrieverRun,
     CallbackManager,
     CallbackManagerForRetrieverRun,
 )
@@ -23,28 +22,18 @@ from pydantic import ConfigDict
 from langchain_rcr.basics.section import stated, unknown
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import InThisThread, resolved
-from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
-from langchain_rcr.policy.constraints import DifferentPrograms, TokenBudget, token_counter
+from langchain_rcr.index.filters import Filter, joined
+from langchain_rcr.policy.constraints import token_budget
 from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import APPENDIX_D, arranged
-from langchain_rcr.policy.selection import Constraint, Options
-from langchain_rcr.pool.arguments import Fields, Order, check_fields, query_of
+from langchain_rcr.policy.selection import Options
+from langchain_rcr.pool.arguments import OPEN, Fields, Order, check_fields, narrowed, query_of, within_of
 from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.served import Pick, error_of
 from langchain_rcr.pool.store import ExampleStore
 
 logger = logging.getLogger(__name__)
-
-_OPEN: Any = object()
-"""Stands for a value that wasn't given. Not None: a caller's missing value must not match another caller's filter."""
-
-
-class Selection(NamedTuple):
-    """The result for a question: the picks in the order of the prompt, and their documents if somebody sees them."""
-
-    picks: list[Pick]
-    documents: list[Document]
 
 
 class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSelector):
@@ -171,10 +160,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         self, input_variables: Mapping[str, Any], draft: str | None, *, is_async: bool
     ) -> list[dict[str, Any]]:
         query = query_of(input_variables, self.input_keys, self.source_keys)
-        options = self.options_for(input_variables)
-        drafts = None if draft is None else {query: draft}
-        (picks,) = await self._select(False, is_async, [query], drafts=drafts, **options)
-        return [self._shown(pick) for pick in picks]
+        (picks,) = await self._select(False, is_async, [query], None, draft, **self.options_for(input_variables))
+        return [pick.shown(self.example_keys) for pick in picks]
 
     def options_for(self, input_variables: Mapping[str, Any]) -> dict[str, Any]:
         """The options that a prompt's variables imply: the value of `group`, or of the preferred field.
@@ -184,56 +171,41 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Raises:
             InputError: the value is missing, or isn't a text, a number or a bool.
         """
-        group = self.picks_within
-        field = group or self.store.encoder.prefer
-        if not field or (not group and input_variables.get(field) is None):
-            return {}
-        if field not in input_variables:
-            names = ", ".join(map(repr, input_variables))
-            raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
-        return {"of_variables": {field: _value_of(field, input_variables[field])}}
+        values = within_of(input_variables, self.picks_within, self.store.encoder.prefer)
+        return {"of_variables": values} if values else {}
 
     # ------------------------------------------------------------------ the retriever
 
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
+    def invoke(
+        self, input: str, config: RunnableConfig | None = None, *, draft: str | None = None, **kwargs: Any
     ) -> list[Document]:
         """The picks as documents.
 
         Args:
-            query: the question.
-            run_manager: LangChain's.
-            **options: `k` and `beam_width` override the fields. `filter` applies on top of the field. `within` is the
-                value of `group` or of the preferred field. `draft` is a guess at the question's program, such as a
-                model's first answer: its structures count as likely needed, and one that doesn't parse changes nothing.
-                `drafts` is that of `batch`, which configured retrievers pass on to `invoke`.
+            input: the question.
+            config: LangChain's.
+            draft: a guess at the question's program, such as a model's first answer: its structures count as likely
+                needed, and one that doesn't parse changes nothing.
+            **kwargs: `k` and `beam_width` override the fields. `filter` applies on top of the field. `within` is the
+                value of `group` or of the preferred field. `drafts` is that of `batch`, which configured retrievers
+                pass on.
 
         Returns:
             One document per pick: the example as text, its id, and its fields as metadata. `step` (from 1), `logit` and
             `probability` are added and hide fields of these names (`select_examples` returns the examples
             unchanged).
         """
-        return InThisThread().run(self._documents_for(query, False, **options))
+        return InThisThread().run(self._select(True, False, [input], config, draft, **kwargs))[0]
 
-    async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
+    async def ainvoke(
+        self, input: str, config: RunnableConfig | None = None, *, draft: str | None = None, **kwargs: Any
     ) -> list[Document]:
-        """`_get_relevant_documents`, awaited."""
-        return await self._documents_for(query, True, **options)
+        """`invoke`, awaited."""
+        return (await self._select(True, True, [input], config, draft, **kwargs))[0]
 
-    async def _documents_for(
-        self,
-        query: str,
-        is_async: bool,
-        /,
-        draft: str | None = None,
-        drafts: Mapping[str, str] | None = None,
-        **overrides: Any,
-    ) -> list[Document]:
-        (found,) = await self._picked([query], [_draft_of(query, draft, drafts)], True, is_async, **overrides)
-        if isinstance(found, InputError):
-            raise found
-        return found.documents
+    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
+        """What `BaseRetriever.invoke` would call."""
+        return self.invoke(query, {"callbacks": run_manager.get_child()})
 
     def batch(
         self,
@@ -267,19 +239,20 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
     async def _select(
         self,
-        documents: bool,
+        as_documents: bool,
         is_async: bool,
         queries: Sequence[str],
         config: RunnableConfig | list[RunnableConfig] | None = None,
+        draft: str | None = None,
         /,
         drafts: Mapping[str, str] | None = None,
         return_exceptions: bool = False,
         **overrides: Any,
-    ) -> list[Any]:
-        """For each question its picks, or its exception; nothing here awaits unless `is_async`.
+    ) -> list[list[Any]]:
+        """For each question its picks, plain or `as_documents`, or its exception; nothing awaits unless `is_async`.
 
         Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
-        out unless the caller wants `documents`, which it then gets instead of picks, or callbacks see them.
+        out unless the caller or a callback sees them.
         """
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         about, configs = self._get_ls_params(**overrides), get_config_list(config, len(queries))
@@ -301,33 +274,27 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             runs.append(await resolved(run))
         results: list[Any] = [error_of(query) for query in queries]
         valid = [query for query, error in zip(queries, results, strict=True) if error is None]
+        seen, now, order = as_documents or any(runs), self.store.now, self.order or self.store.encoder.config.order
         try:
-            drafted = [_draft_of(query, None, drafts) for query in valid]
-            seen = documents or any(runs)
-            found = iter(await self._picked(valid, drafted, seen, is_async, **overrides) if valid else ())
-            results = [next(found) if error is None else error for error in results]
+            if drafts is not None and not isinstance(drafts, Mapping):
+                raise InputError(f"drafts must map questions to drafts of their programs, not {type(drafts).__name__}")
+            drafted = [drafts.get(query) if drafts and draft is None else draft for query in valid]
+            found = now.select(valid, *self._options(seen, **overrides), drafted, is_async=is_async) if valid else ()
+            each = iter(await resolved(found))
+            picked = [error or next(each) for error in results]
+            picked = [one if isinstance(one, Exception) else arranged(one, order) for one in picked]
+            shown = [one if isinstance(one, Exception) or not seen else self._documents(one) for one in picked]
+            results = shown if as_documents else picked
         except Exception as error:
-            results = [one or error for one in results]
-        for run, result in zip(runs, results, strict=True):
+            results = shown = [one or error for one in results]
+        for run, result in zip(runs, shown, strict=True):
             if run is not None:
                 ended = run.on_retriever_error if isinstance(result, Exception) else run.on_retriever_end
-                await resolved(ended(getattr(result, "documents", result)))
+                await resolved(ended(result))
         first = next((result for result in results if isinstance(result, Exception)), None)
         if first is not None and not return_exceptions:
             raise first
-        return [getattr(one, "documents" if documents else "picks", one) for one in results]
-
-    async def _picked(
-        self, queries: Sequence[str], drafts: Sequence[str | None], seen: bool, is_async: bool, /, **overrides: Any
-    ) -> list[Selection | InputError]:
-        """For each question its picks, with documents if they are `seen`, or why there are too few."""
-        found = await self.store.now.select(queries, *self._options(seen, **overrides), drafts, is_async=is_async)
-        order = self.order or self.store.encoder.config.order
-        ordered = [picks if isinstance(picks, InputError) else arranged(picks, order) for picks in found]
-        return [
-            picks if isinstance(picks, InputError) else Selection(picks, self._documents(picks) if seen else [])
-            for picks in ordered
-        ]
+        return results
 
     def explain(
         self,
@@ -336,7 +303,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
-        within: str | float | bool = _OPEN,
+        within: str | float | bool = OPEN,
         draft: str | None = None,
         runner_ups: int = 3,
         structures: Structures | None = None,
@@ -415,7 +382,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         k: int | None = None,
         beam_width: int | None = None,
         filter: Mapping[str, Any] | None = None,
-        within: Any = _OPEN,
+        within: Any = OPEN,
         of_variables: Mapping[str, Any] | None = None,
         **strange: Any,
     ) -> tuple[Options, Filter | None]:
@@ -427,34 +394,22 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         check_fields(k=k, beam_width=beam_width, explore=self.explore)
         if k < self.k_min:
             raise InputError(f"k_min = {self.k_min} is more than k = {k}, the number of picks")
-        where, group, home = joined(self.filter, filter), self.picks_within, ""
-        prefer = self.store.encoder.prefer
+        group, prefer = self.picks_within, self.store.encoder.prefer
         # Looked up by name: a configured group may differ from that of the retriever that the chain knows.
-        for value in (within, (of_variables or {}).get(group or prefer or "", _OPEN)):
-            if value is _OPEN:
-                continue
-            if group:
-                where = all_of(where, Compare(group, "eq", _value_of(group, value)))
-            elif prefer:
-                home = str(_value_of(prefer, value))
-            else:
-                raise InputError("within: the value of which field? Set the retriever's group")
-        if group and not pins(where, group):
-            raise InputError(
-                f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
-            )
-        constraints: list[Constraint] = [DifferentPrograms()] if self.mask_same_program else []
+        values = within, (of_variables or {}).get(group or prefer or "", OPEN)
+        where, home = narrowed(joined(self.filter, filter), values, group, prefer)
+        fits = None
         if self.max_tokens is not None:
             shown, item = (self.store.encoder.prompt or APPENDIX_D).shown, self.store.schema.item
-            count = token_counter(self.tokenizer)
-            constraints.append(TokenBudget(self.max_tokens, count, lambda example: shown(item(example))))
+            fits = token_budget(self.max_tokens, self.tokenizer, lambda example: shown(item(example)))
         options = Options(
             k=k,
             beam_width=beam_width,
             tau=self.store.encoder.config.tau,
             probabilities=self.probabilities and seen,
             stop_early=self.stop_early,
-            constraints=tuple(constraints),
+            different_programs=self.mask_same_program,
+            fits=fits,
             k_min=self.k_min,
             explore=self.explore,
             random=np.random.default_rng() if self.explore else None,
@@ -463,7 +418,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         )
         return options, where
 
-    def _documents(self, picks: list[Pick]) -> list[Document]:
+    def _documents(self, picks: Sequence[Pick]) -> list[Document]:
         documents = []
         texts = self.store.schema.texts([pick.example for pick in picks])
         for pick, text in zip(picks, texts, strict=True):
@@ -472,25 +427,3 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
                 metadata["probability"] = pick.probability
             documents.append(Document(text, id=pick.id, metadata=metadata))
         return documents
-
-    def _shown(self, pick: Pick) -> dict[str, Any]:
-        if not self.example_keys:  # as in LangChain's selectors
-            return pick.example
-        lacking = next((key for key in self.example_keys if key not in pick.example), None)
-        if lacking is not None:
-            has = ", ".join(repr(key) for key in pick.example)
-            raise InputError(f"example_keys names {lacking!r}, which the example {pick.id!r} lacks: it has {has}")
-        return {key: pick.example[key] for key in self.example_keys}
-
-
-def _value_of(group: str, value: Any) -> Any:
-    """The value of a group. Refuses conditions, and null, which examples without the field would match."""
-    if not isinstance(value, str | int | float):
-        raise InputError(f"examples are picked within one {group!r}: text, number or bool, not {type(value).__name__}")
-    return scalar(group, value)
-
-
-def _draft_of(query: str, draft: str | None, drafts: Mapping[str, str] | None) -> str | None:
-    if drafts is not None and not isinstance(drafts, Mapping):
-        raise InputError(f"drafts must map questions to drafts of their programs, not {type(drafts).__name__}")
-    return drafts.get(query) if drafts and draft is None else draft

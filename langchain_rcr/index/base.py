@@ -80,7 +80,8 @@ class Reader(Protocol):
 
     Its methods are awaited where the engine says (`CandidateIndex.run`); those of an engine in this process never wait.
     The reader of a remote engine may have a method `ahead(state, k)`, which says how greedy decoding will go on from
-    the next search's states, so that it can do all k steps in one round trip.
+    the next search's states, so that it can do all k steps in one round trip; and `aside(work, …)`, which does slow
+    work without holding up the event loop.
     """
 
     @property

@@ -121,9 +121,8 @@ def _check_runtime(runtime: str | None) -> None:
 def _read_meta(path: Path) -> dict[str, Any]:
     """tri_encoder.json, once it is clear that this version reads it and that all files are as saved."""
     if not path.is_dir():
-        raise CheckpointError(
-            f"{path} is not a checkpoint: {'a file, not a folder' if path.exists() else 'no such folder'}"
-        )
+        what = "a file, not a folder" if path.exists() else "no such folder (one on the hub is hub:ORG/NAME)"
+        raise CheckpointError(f"{path} is not a checkpoint: {what}")
     file = inside(path, "tri_encoder.json")
     meta = read_json(file, ("format_version",))
     if meta["format_version"] != FORMAT_VERSION:

@@ -1,4 +1,4 @@
-"""Rules for a set of picks: different programs, room in the prompt."""
+"""Whether picks fit into a prompt, by their tokens."""
 
 from __future__ import annotations
 
@@ -12,33 +12,19 @@ TOKENIZERS = "a LangChain model, a tokenizer with encode, or a function from a t
 """What `token_counter` takes, in words."""
 
 
-class DifferentPrograms:
-    """No two picks with the same program (`ProgramSpec.key`), while others are left."""
+def token_budget(
+    max_tokens: int, tokenizer: Any, text: Callable[[dict[str, Any]], str]
+) -> Callable[[Sequence[Row]], bool]:
+    """A function that says whether examples' texts, each with a line break, fit whole into `max_tokens`."""
+    count, tokens = token_counter(tokenizer), dict[str, int]()
 
-    soft = True
+    def fits(rows: Sequence[Row]) -> bool:
+        for row in rows:
+            if row.id not in tokens:
+                tokens[row.id] = count(text(row.example) + "\n")
+        return sum(tokens[row.id] for row in rows) <= max_tokens
 
-    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
-        """Whether no pick has the candidate's program."""
-        return all(row.program != candidate.program for row in picked)
-
-
-class TokenBudget:
-    """The picks' texts, each with a line break, fit whole into `max_tokens`. What doesn't fit is skipped."""
-
-    soft = False
-
-    def __init__(self, max_tokens: int, count: Callable[[str], int], text: Callable[[dict[str, Any]], str]) -> None:
-        self._max, self._count, self._text = max_tokens, count, text
-        self._tokens: dict[str, int] = {}
-
-    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
-        """Whether the candidate still fits."""
-        return sum(map(self._of, (*picked, candidate))) <= self._max
-
-    def _of(self, row: Row) -> int:
-        if row.id not in self._tokens:
-            self._tokens[row.id] = self._count(self._text(row.example) + "\n")
-        return self._tokens[row.id]
+    return fits
 
 
 def token_counter(tokenizer: Any) -> Callable[[str], int]:

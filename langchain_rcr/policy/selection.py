@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,17 +26,6 @@ _LEAST = np.finfo(np.float64).min
 """Replaces −∞, which can't be subtracted from itself."""
 
 
-class Constraint(Protocol):
-    """A rule that a set of picks must obey, whatever its logits."""
-
-    soft: bool
-    """Whether it gives way when nothing else is left."""
-
-    def allows(self, picked: Sequence[Row], candidate: Row) -> bool:
-        """Whether the candidate may follow the picks."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Options:
     """How a selection goes."""
@@ -46,7 +35,8 @@ class Options:
     tau: float = 1.0  # τ of π = softmax(logits / τ)
     probabilities: bool = False  # compute π of every pick, over the candidates left at its step; beams always do
     stop_early: bool = False  # end a sequence when the next pick's logit is not above 0, as it gains nothing
-    constraints: tuple[Constraint, ...] = ()
+    different_programs: bool = False  # no two picks have the same `Row.program` while others are left
+    fits: Callable[[Sequence[Row]], bool] | None = None  # whether examples may be picked together; may be slow
     k_min: int = 0  # fewer picks than this are an error (`Served` says so)
     explore: float = 0.0
     """Draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its probability
@@ -168,7 +158,7 @@ async def select(
     Args:
         queries: E_x of the queries, (B, D) float32.
         state: how picks compose (its `start` is called here).
-        options: k, beams, stopping, constraints.
+        options: k, beams, stopping, what may be picked together.
         reader: the pool; see `CandidateIndex.run` for where to await this.
         exclude: (B, E) keys that each query must not get.
 
@@ -181,13 +171,14 @@ async def select(
     exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
     beams = _Beams(state.start(queries), options.k, exclude)
     width, tau = options.beam_width, options.tau if options.scored else None
+    constrained = options.different_programs or options.fits is not None
     hits: Hits | None = None
-    if width == 1 and not (options.constraints or options.explore) and hasattr(reader, "ahead"):
+    if width == 1 and not (constrained or options.explore) and hasattr(reader, "ahead"):
         reader.ahead(beams.state, options.k)
     while beams.length < options.k:
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
-        if options.constraints:
+        if constrained:
             hits = await _candidates(beams, options, reader, tau)
         else:
             hits = await reader.search(beams.state.vector(), options.width, beams.exclude, tau)
@@ -209,27 +200,34 @@ async def select(
 
 
 async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: float | None) -> Hits:
-    """For each sequence the best candidates that the constraints allow, as many as a step looks at.
+    """For each sequence the best candidates that may follow its picks, as many as a step looks at.
 
-    If all the constraints together leave none, the soft ones give way.
+    If no candidate that fits has another program, the others that fit take their place.
     """
     states, width = beams.state.vector(), options.width
-    soft = [constraint for constraint in options.constraints if constraint.soft]
-    hard = [constraint for constraint in options.constraints if not constraint.soft]
     found = [list[tuple[int, float]]() for _ in states]
     spare = [list[tuple[int, float]]() for _ in states]
-    left, seen, t = np.arange(len(states)), beams.exclude, max(_SHORTLIST, 2 * width)
-    hits = first = await reader.search(states, t, seen, tau)
-    while True:
+
+    def judge(hits: Hits, left: IntArray) -> None:
         for at, keys, logits in zip(left.tolist(), hits.keys.tolist(), hits.logits.tolist(), strict=True):
             picked = [hits.rows[key] for key in beams.keys[at].tolist()]
-            # One by one: constraints call a tokenizer, which should see no more than it must.
+            # One by one: `fits` calls a tokenizer, which should see no more than it must.
             for key, logit in zip(keys, logits, strict=True):
                 if key < 0 or len(found[at]) == width:
                     break
-                into = found[at] if all(one.allows(picked, hits.rows[key]) for one in soft) else spare[at]
-                if len(into) < width and all(one.allows(picked, hits.rows[key]) for one in hard):
+                row = hits.rows[key]
+                repeats = options.different_programs and any(row.program == one.program for one in picked)
+                into = spare[at] if repeats else found[at]
+                if len(into) < width and (options.fits is None or options.fits([*picked, row])):
                     into.append((key, logit))
+
+    left, seen, t = np.arange(len(states)), beams.exclude, max(_SHORTLIST, 2 * width)
+    hits = first = await reader.search(states, t, seen, tau)
+    while True:
+        if options.fits is not None and hasattr(reader, "aside"):
+            await reader.aside(judge, hits, left)
+        else:
+            judge(hits, left)
         more = [n for n, at in enumerate(left.tolist()) if len(found[at]) < width and hits.keys[n, -1] >= 0]
         if not more:
             break

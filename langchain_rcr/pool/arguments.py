@@ -1,15 +1,16 @@
-"""Checks the retriever's fields, and finds the query in a prompt's variables and question and program in examples."""
+"""What a retriever is given: its fields, a prompt's variables, a call's filter, and the keys of examples."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal, TypedDict, get_args
+from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
-from langchain_rcr.basics.section import unknown
+from pydantic import Field, InstanceOf, ValidationError, create_model
+
+from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.filters import joined
+from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
 from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.outcomes import OutcomeLog
@@ -18,6 +19,12 @@ from langchain_rcr.programs import ProgramSpec
 Order = Literal["picked", "reversed"]
 """The order of the picks in a prompt."""
 
+Positive = Annotated[int, Field(ge=1, strict=True)]
+Count = Annotated[int, Field(ge=0, strict=True)]
+
+OPEN: Any = object()
+"""Stands for a value that wasn't given. Not None: a caller's missing value must not match another caller's filter."""
+
 _LOOKED_AT = 50
 """How many examples are read to tell questions from programs."""
 
@@ -25,26 +32,40 @@ _LOOKED_AT = 50
 class Fields(TypedDict, total=False):
     """The retriever's fields, as its constructors take them; described there."""
 
-    k: int | None
-    k_min: int
+    k: Positive | None
+    k_min: Count
     input_keys: list[str] | None
     example_keys: list[str] | None
     filter: dict[str, Any] | None
     group: str | None
-    beam_width: int
+    beam_width: Positive
     order: Order | None
     mask_same_program: bool
-    max_tokens: int | None
+    max_tokens: Positive | None
     tokenizer: Any
     stop_early: bool
-    min_relevance: float
+    min_relevance: Annotated[float, Field(ge=0, lt=1, strict=True)]
     probabilities: bool
-    explore: float
-    log: OutcomeLog | None
+    explore: Annotated[float, Field(ge=0, allow_inf_nan=False, strict=True)]
+    log: InstanceOf[OutcomeLog] | None
     auto_refit: bool
     name: str | None
     tags: list[str] | None
     metadata: dict[str, Any] | None
+
+
+class _Arguments(Fields, total=False):
+    """What the constructors and `explain` take as well."""
+
+    source_key: str | Sequence[str] | None
+    target_key: str | None
+    prefer: str | None
+    runner_ups: Count
+
+
+# Not a TypeAdapter: up to Python 3.11, pydantic doesn't take `typing.TypedDict`.
+_FIELDS: Any = {name: (kind, None) for name, kind in get_type_hints(_Arguments, include_extras=True).items()}
+_TYPES: Any = create_model("_Types", **_FIELDS)
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
@@ -123,44 +144,60 @@ def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
     return sum(isinstance(text, str) and spec.tree(text) is not None for text in texts)
 
 
-def _whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
+def within_of(variables: Mapping[str, Any], group: str, prefer: str | None) -> dict[str, Any]:
+    """The value of `group`, or of the preferred field, among a prompt's variables, by its name; empty if there is none.
+
+    An `InputError` if the value of `group` is missing, or one isn't a text, a number or a bool.
+    """
+    field = group or prefer
+    if not field or (not group and variables.get(field) is None):
+        return {}
+    if field not in variables:
+        names = ", ".join(map(repr, variables))
+        raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
+    return {field: _value_of(field, variables[field])}
 
 
-def _number(value: object, low: float, high: float) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value < high
+def narrowed(where: Filter | None, values: Iterable[Any], group: str, prefer: str | None) -> tuple[Filter | None, str]:
+    """A filter that also requires these values of `group`, and the `Item.home` that they name if there is no group.
+
+    Values that are `OPEN` don't count. An `InputError` if nothing fixes the group's value.
+    """
+    home = ""
+    for value in values:
+        if value is OPEN:
+            continue
+        if group:
+            where = all_of(where, Compare(group, "eq", _value_of(group, value)))
+        elif prefer:
+            home = str(_value_of(prefer, value))
+        else:
+            raise InputError("within: the value of which field? Set the retriever's group")
+    if group and not pins(where, group):
+        raise InputError(
+            f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
+        )
+    return where, home
 
 
-def _names(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(name, str) for name in value)
+def _value_of(group: str, value: Any) -> Any:
+    """The value of a group. Refuses conditions, and null, which examples without the field would match."""
+    if not isinstance(value, str | int | float):
+        raise InputError(f"examples are picked within one {group!r}: text, number or bool, not {type(value).__name__}")
+    return scalar(group, value)
 
 
-_RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
-    "k": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
-    "k_min": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
-    "beam_width": (_whole, "a whole number from 1 on"),
-    "runner_ups": (lambda value: value == 0 or _whole(value), "a whole number from 0 on"),
-    "max_tokens": (lambda value: value is None or _whole(value), "a whole number from 1 on"),
-    "explore": (lambda value: _number(value, 0, math.inf), "a number from 0 on"),
-    "min_relevance": (lambda value: _number(value, 0, 1), "a number from 0 to below 1"),
-    "order": (
-        lambda value: value is None or value in get_args(Order),
-        " or ".join(repr(name) for name in get_args(Order)),
-    ),
-    "log": (lambda value: value is None or isinstance(value, OutcomeLog), "an OutcomeLog"),
-    "input_keys": (lambda value: value is None or _names(value), "a sequence of names"),
-    "example_keys": (lambda value: value is None or _names(value), "a sequence of names"),
-    "source_key": (lambda value: isinstance(value, str | None) or _names(value), "a name, or a sequence of names"),
-    "target_key": (lambda value: isinstance(value, str | None), "a name"),
-    "prefer": (lambda value: isinstance(value, str | None), "a name"),
-}
+def check_types(**fields: Any) -> None:
+    """Refuse fields that are of a wrong type or out of range: an `InputError` names the field and its value."""
+    try:
+        _TYPES.model_validate(fields)
+    except ValidationError as error:
+        raise InputError(explained(error, lambda place: str(place[0]))) from None
 
 
 def check_fields(**fields: Any) -> None:
-    """Refuse fields that are out of range: an `InputError` names the field and its value."""
-    for name, (fits, what) in _RULES.items():
-        if name in fields and not fits(fields[name]):
-            raise InputError(f"{name} must be {what}, not {fields[name]!r}")
+    """`check_types`; also refuse fields that contradict each other."""
+    check_types(**fields)
     if fields.get("explore") and fields.get("beam_width", 1) > 1:
         raise InputError(f"explore = {fields['explore']} draws picks, which beams don't: beam_width must be 1")
     joined(fields.get("filter"))

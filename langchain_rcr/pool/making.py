@@ -11,8 +11,6 @@ from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 
-from pydantic import TypeAdapter
-
 from langchain_rcr.basics.items import home_field
 from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import CheckpointError, InputError
@@ -21,10 +19,10 @@ from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.hub import fetched
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.pool.arguments import Fields, check_fields, keys_of
+from langchain_rcr.pool.arguments import Fields, check_fields, check_types, keys_of
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
 from langchain_rcr.pool.outcomes import OutcomeLog
-from langchain_rcr.pool.saved import RETRIEVER_FILE, checkpoint_folder, stored_fields, stored_pool
+from langchain_rcr.pool.saved import RETRIEVER_FILE, stored_fields, stored_pool
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.programs import TOKENS, ProgramSpec
 
@@ -93,7 +91,9 @@ class Lifecycle:
             EngineError: the engine can't be reached.
         """
         check_fields(**fields, source_key=source_key, target_key=target_key)
-        folder = fetched(checkpoint_folder(fetched(run_or_checkpoint)))  # again, as a run's may not be readable
+        folder = fetched(run_or_checkpoint)
+        if (folder / "checkpoint").is_dir():
+            folder = fetched(folder / "checkpoint")  # which may not be readable
         saved = stored_fields(folder)
         fields = cls._reopened(folder, saved["fields"], fields)
         source_key = source_key or saved.get("source_key", "source")
@@ -257,7 +257,7 @@ class Lifecycle:
 
     def add_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
         """Add examples, all or none, encoded together. Arguments, result and errors as for `add_example`."""
-        return self.store.add(examples, ids, refit=self._refits)
+        return self.store.add(examples, ids, refit=self.auto_refit and self.log is None)
 
     async def aadd_examples(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> list[str]:
         """`add_examples` in a thread; once begun, it goes on when its caller is cancelled."""
@@ -265,7 +265,7 @@ class Lifecycle:
 
     def upsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
         """Add examples, replacing those with the same ids; all or none. Returns the ids."""
-        return self.store.add(examples, ids, replace=True, refit=self._refits)
+        return self.store.add(examples, ids, replace=True, refit=self.auto_refit and self.log is None)
 
     async def aupsert(self, examples: Sequence[Example], ids: Sequence[str]) -> list[str]:
         """`upsert` in a thread; once begun, it goes on when its caller is cancelled."""
@@ -286,10 +286,6 @@ class Lifecycle:
         With `auto_refit` one is then already under way; otherwise it is logged once.
         """
         return self.store.needs_refit
-
-    @property
-    def _refits(self) -> bool:
-        return self.auto_refit and self.log is None
 
     def refit(self, index: CandidateIndex | None = None) -> None:
         """Fit the encoder anew to all examples, as `from_examples` does, in seconds; see `ExampleStore.refit`.
@@ -325,12 +321,13 @@ class Lifecycle:
             PoolError: an example has a field that JSON can't hold as it is: an instance of a class, a tuple, a key that
                 isn't a string. The message names it.
         """
-        own = {name: field.default for name, field in type(self).model_fields.items() if name not in _NOT_SAVED}
-        fields = {name: value for name, default in own.items() if (value := getattr(self, name)) != default}
-        try:
-            fields = json.loads(json.dumps(fields, allow_nan=False, default=_listed))
-        except (TypeError, ValueError) as error:
-            raise InputError(f"the retriever's fields can't be saved: {error}") from None
+        fields = {}
+        for name, field in type(self).model_fields.items():
+            if name not in _NOT_SAVED and (value := getattr(self, name)) != field.default:
+                try:
+                    fields[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
+                except (TypeError, ValueError) as error:
+                    raise InputError(f"the field {name!r} of the retriever can't be saved: {error}") from None
         self.store.save(folder, fields, runtime=runtime)
 
     @classmethod
@@ -340,8 +337,7 @@ class Lifecycle:
         if strange is not None:
             raise CheckpointError(f"{folder} was saved with the field {strange!r:.80}, which this retriever lacks")
         with refusing(f"{folder / RETRIEVER_FILE} is damaged", CheckpointError):
-            for name, value in saved.items():
-                TypeAdapter(cls.model_fields[name].annotation).validate_python(value)
+            check_types(**saved)
             if saved.get("beam_width", 1) > _WIDEST:
                 raise InputError(f"beam_width = {saved['beam_width']} is more than {_WIDEST}")
         fields = cast("Fields", {**saved, **given})

@@ -41,18 +41,6 @@ _PARTS = ("starts", "columns", "values")
 _KINDS = {"F32": "<f4", "I32": "<i4", "I64": "<i8"}
 
 
-def checkpoint_folder(path: Path) -> Path:
-    """The checkpoint in a run folder, or the folder itself; a `CheckpointError` if there is none."""
-    folder = path / "checkpoint"
-    if folder.is_dir():
-        return folder
-    if not path.is_dir():
-        raise CheckpointError(
-            f"{path} is not a folder: give a run folder of rcr-train, a checkpoint folder or hub:ORG/NAME"
-        )
-    return path
-
-
 def stored_fields(folder: Path) -> dict[str, Any]:
     """What `save` kept of a retriever: `source_key`, `target_key` and its `fields`; empty if none was saved."""
     if not (folder / RETRIEVER_FILE).is_file():
@@ -215,7 +203,6 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
 
 
 def _arrays(vectors: PoolVectors) -> dict[str, NDArray[Any]]:
-    """The arrays by their names in the file."""
     arrays: dict[str, NDArray[Any]] = {}
     for name, rows in (("candidate", vectors.candidate), ("context", vectors.context)):
         if isinstance(rows, SparseRows):

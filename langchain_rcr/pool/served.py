@@ -35,6 +35,16 @@ class Pick:
     logit: float  # in the state in which it was picked (Eq. 4)
     probability: float | None = None  # None if not requested
 
+    def shown(self, keys: Sequence[str] | None) -> dict[str, Any]:
+        """The example's fields, or those that the retriever's `example_keys` name."""
+        if not keys:  # as in LangChain's selectors
+            return self.example
+        lacking = next((key for key in keys if key not in self.example), None)
+        if lacking is not None:
+            has = ", ".join(repr(key) for key in self.example)
+            raise InputError(f"example_keys names {lacking!r}, which the example {self.id!r} lacks: it has {has}")
+        return {key: self.example[key] for key in keys}
+
 
 @dataclass(frozen=True, slots=True)
 class Served:

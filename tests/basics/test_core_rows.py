@@ -14,7 +14,6 @@ from langchain_rcr.families.state import SaturatingState
 from langchain_rcr.families.structure.shown import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable, MemoryIndex
-from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, greedy, select
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.saved import load_vectors, save_vectors
@@ -166,9 +165,7 @@ def test_questions_follow_a_large_sparse_pool(monkeypatch, seed, tau):
     need = (rng.random((7, 60)) - 0.1).astype(np.float32)
     barred = np.tile(rng.permutation(300)[:20], (7, 1))
     state = SaturatingState(float(rng.choice([1.0, 0.6])), rng.choice([None, 3.0]))
-    options = Options(
-        k, tau=tau or 1.0, probabilities=tau is not None, constraints=(DifferentPrograms(),) if seed % 2 else ()
-    )
+    options = Options(k, tau=tau or 1.0, probabilities=tau is not None, different_programs=bool(seed % 2))
     expected = run(select(need, state, options, table.opened(), barred))
     monkeypatch.setattr("langchain_rcr.basics.rows.LARGE", 0)
     for by_column, few in ((False, 2), (True, 2), (True, 7), (True, 1)):

@@ -10,7 +10,6 @@ from plain_reader import run
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import Coarse, MatrixTable
-from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, select
 
 
@@ -51,7 +50,7 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
     need = rng.normal(size=(7, 24)).astype(np.float32) / 5
     barred = np.tile(rng.permutation(300)[:20], (7, 1))
     state = AdditiveState(-0.3)
-    options = Options(k, constraints=(DifferentPrograms(),) if seed % 2 else ())
+    options = Options(k, different_programs=bool(seed % 2))
     expected = run(select(need, state, options, table.opened(), barred))
     monkeypatch.setattr("langchain_rcr.index.memory.LARGE", 0)
     monkeypatch.setattr("langchain_rcr.index.memory._LOOKED_AT", looked_at)
@@ -66,7 +65,7 @@ def test_large_dense_pools_are_screened(monkeypatch, seed, looked_at):
         scans[0] = 0
         picks = run(select(need[:few], state, options, table.opened(), barred[:few]))
         # With constraints the few questions whose candidates don't suffice ask again.
-        assert (scans[0] > 0) is screened or options.constraints
+        assert (scans[0] > 0) is screened or options.different_programs
         np.testing.assert_array_equal(picks.positions, expected.positions[:few])
         np.testing.assert_allclose(picks.logits, expected.logits[:few], rtol=1e-4, atol=1e-3)
     scans[0] = 0

@@ -1,6 +1,7 @@
 """Whole selections: the picks, logits and probabilities of the engine in memory, called and awaited."""
 
 import asyncio
+import threading
 import uuid
 
 import numpy as np
@@ -10,7 +11,6 @@ from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.filters import parse_filter
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, select
 
 pytest.importorskip("psycopg")
@@ -47,10 +47,11 @@ def both(postgres_url):
         Options(6),
         Options(4, probabilities=True, tau=0.3),
         Options(3, beam_width=4, tau=0.5),
-        Options(9, constraints=(DifferentPrograms(),)),
-        Options(12, constraints=(DifferentPrograms(),), stop_early=True),
+        Options(9, different_programs=True),
+        Options(12, different_programs=True, stop_early=True),
+        Options(3, fits=lambda rows: len({row.example["level"] for row in rows}) == len(rows)),
     ],
-    ids=["greedy", "probabilities", "beams", "programs", "until nothing is left"],
+    ids=["greedy", "probabilities", "beams", "programs", "until nothing is left", "what fits"],
 )
 def test_same_picks_as_in_memory(both, options, where):
     queries = np.random.default_rng(1).normal(size=(7, DIM)).astype(np.float32)
@@ -70,3 +71,19 @@ def test_same_picks_as_in_memory(both, options, where):
     np.testing.assert_allclose(found.logits, expected.logits, rtol=1e-4, atol=1e-5)
     np.testing.assert_allclose(found.probabilities, expected.probabilities, rtol=1e-4)
     np.testing.assert_array_equal(asyncio.run(postgres.arun(picks(postgres))).positions, found.positions)
+
+
+def test_a_tokenizer_does_not_hold_up_the_event_loop(both):
+    threads = set()
+
+    def fits(rows):
+        threads.add(threading.current_thread().name)
+        return True
+
+    async def picks():
+        async with both[1].read() as reader:
+            return await select(np.ones((1, DIM), dtype=np.float32), AdditiveState(0), Options(2, fits=fits), reader)
+
+    assert both[1].run(picks()).positions.min() >= 0
+    assert threads
+    assert "langchain-rcr" not in threads  # the event loop's

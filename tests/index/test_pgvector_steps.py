@@ -9,7 +9,6 @@ from langchain_rcr.families.state import AdditiveState, SaturatingState, State
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.filters import parse_filter
 from langchain_rcr.index.memory import MemoryIndex
-from langchain_rcr.policy.constraints import DifferentPrograms
 from langchain_rcr.policy.selection import Options, select
 
 pytest.importorskip("psycopg")
@@ -98,7 +97,7 @@ def test_steps_that_are_not_foreseen_are_taken_one_by_one(pools, asked, monkeypa
     memory, exact, _ = pools
     state = AdditiveState(-0.4)
     for options, searches in (
-        (Options(3, constraints=(DifferentPrograms(),)), 3),
+        (Options(3, different_programs=True), 3),
         (Options(3, beam_width=2), 6),
         (Options(4, stop_early=True), 1),
         (Options(COUNT), COUNT),  # many equal ones are left at the end

@@ -12,7 +12,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.policy.constraints import DifferentPrograms, TokenBudget, token_counter
+from langchain_rcr.policy.constraints import token_budget, token_counter
 from langchain_rcr.policy.selection import Options, greedy, select
 
 TAU = 0.7
@@ -130,29 +130,29 @@ def rows_of(*programs: int) -> list[Row]:
 def test_programs_differ_while_others_are_left() -> None:
     pool, query = by_hand(5, 4, 3, 2, 1)
     rows = rows_of(7, 7, 7, 8, 8)
-    found = picked(pool, query, rows, k=4, constraints=(DifferentPrograms(),))
+    found = picked(pool, query, rows, k=4, different_programs=True)
     assert found.positions.tolist() == [[0, 3, 1, 2]]
 
 
 def test_a_constraint_looks_as_far_as_it_must() -> None:
     pool, query = by_hand(*range(100, 0, -1))
-    found = picked(pool, query, rows_of(*[1] * 99, 2), k=2, constraints=(DifferentPrograms(),))
+    found = picked(pool, query, rows_of(*[1] * 99, 2), k=2, different_programs=True)
     assert found.positions.tolist() == [[0, 99]]
 
 
 def test_what_does_not_fit_is_passed_over_for_what_does() -> None:
     pool, query = by_hand(4, 3, 2, 1)
     rows = [Row(str(n), {"text": "x" * length}, n) for n, length in enumerate([5, 9, 3, 2])]
-    budget = TokenBudget(11, len, lambda example: example["text"])  # a character is a token; a line break, too
-    assert picked(pool, query, rows, k=4, constraints=(budget,)).positions.tolist() == [[0, 2, -1, -1]]
-    assert picked(pool, query, rows, k=4, constraints=(TokenBudget(2, len, lambda e: e["text"]),)).positions.max() == -1
+    budget = token_budget(11, len, lambda example: example["text"])  # a character is a token; a line break, too
+    assert picked(pool, query, rows, k=4, fits=budget).positions.tolist() == [[0, 2, -1, -1]]
+    assert picked(pool, query, rows, k=4, fits=token_budget(2, len, lambda e: e["text"])).positions.max() == -1
 
 
 def test_a_budget_holds_where_a_soft_constraint_gives_way() -> None:
     pool, query = by_hand(4, 3, 2)
     rows = [Row(str(n), {"text": "x" * length}, 1) for n, length in enumerate([3, 9, 3])]
-    budget = TokenBudget(8, len, lambda example: example["text"])
-    found = picked(pool, query, rows, k=3, constraints=(DifferentPrograms(), budget))
+    budget = token_budget(8, len, lambda example: example["text"])
+    found = picked(pool, query, rows, k=3, different_programs=True, fits=budget)
     assert found.positions.tolist() == [[0, 2, -1]]
 
 
@@ -168,7 +168,7 @@ def test_constraints_hold_in_beams_as_far_as_they_can(seed: int, width: int) -> 
         k=4,
         beam_width=width,
         tau=TAU,
-        constraints=(DifferentPrograms(),),
+        different_programs=True,
     )
     for row in found.positions:
         assert len(set(row.tolist())) == 4
@@ -216,7 +216,7 @@ def test_a_matrix_in_memory_gives_the_picks_of_a_plain_reader(seed, distinct, st
         tau=TAU,
         probabilities=asked,
         stop_early=stop_early,
-        constraints=(DifferentPrograms(),) if distinct else (),
+        different_programs=True if distinct else (),
     )
     quick, slow = (run(select(queries, AdditiveState(-0.4), options, one)) for one in (reader, plain))
     np.testing.assert_array_equal(quick.positions, np.where(slow.positions < 0, -1, there[slow.positions]))

@@ -89,5 +89,5 @@ def test_it_takes_the_same_options_as_selecting(retriever: SequentialComposition
         retriever.explain(" ")
     with pytest.raises(InputError, match="k must be"):
         retriever.explain(QUERY, k=0)
-    with pytest.raises(InputError, match="runner_ups must be a whole number from 0 on, not -1"):
+    with pytest.raises(InputError, match="runner_ups must be greater than or equal to 0, not -1"):
         retriever.explain(QUERY, runner_ups=-1)

@@ -94,7 +94,7 @@ def test_a_bad_question_costs_the_others_nothing(retriever: SequentialCompositio
     assert [run[-1] for run in recorder.runs.values()] == [2, InputError, 2, InputError]
     with pytest.raises(InputError, match="blank"):
         batch()
-    with pytest.raises(InputError, match="k must be a whole number"):
+    with pytest.raises(InputError, match="k must be greater than or equal to 1, not 0"):
         retriever.batch(QUERIES, k=0)
     assert [len(one) for one in retriever.batch(QUERIES, k=9)] == [4] * len(QUERIES)
 

@@ -75,7 +75,7 @@ def test_bad_arguments_are_named(run: Path) -> None:
         SequentialCompositionalRetriever.from_pretrained(run, examples=[{"source": "x"}])
     with pytest.raises(InputError, match="ids were given without examples"):
         SequentialCompositionalRetriever.from_pretrained(run, ids=["a"])
-    with pytest.raises(InputError, match="k must be a whole number from 1 on, not 0"):
+    with pytest.raises(InputError, match="k must be greater than or equal to 1, not 0"):
         SequentialCompositionalRetriever.from_pretrained(run, k=0)
 
 

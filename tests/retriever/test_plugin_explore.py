@@ -112,7 +112,7 @@ def test_what_is_drawn_from_is_a_softmax_of_what_can_be_drawn() -> None:
 
 
 def test_exploring_needs_a_number_and_no_beams(encoder: TriEncoder) -> None:
-    with pytest.raises(InputError, match="explore must be a number from 0 on, not -1"):
+    with pytest.raises(InputError, match="explore must be greater than or equal to 0, not -1"):
         make(encoder, explore=-1)
     with pytest.raises(InputError, match=r"explore = 0.5 draws picks, which beams don't: beam_width must be 1"):
         make(encoder, explore=0.5, beam_width=2)

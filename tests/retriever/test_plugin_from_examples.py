@@ -142,7 +142,7 @@ def test_a_vector_store_holds_the_pool() -> None:
         assert stored.select_examples(row) == plain.select_examples(row)
     with pytest.raises(InputError, match="from_examples: unknown 'collection'"):
         made(ROWS, collection="x")
-    with pytest.raises(InputError, match="k must be a whole number"):
+    with pytest.raises(InputError, match="k must be greater than or equal to 1"):
         made(ROWS, None, 0)
 
 

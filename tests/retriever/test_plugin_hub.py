@@ -86,7 +86,8 @@ def test_only_what_is_asked_for_goes_to_the_network_and_errors_are_one_line(retr
     with HubServer() as hub:
         lines = run(TYPO, hub, tmp_path)
         assert [path for _, path in hub.log if "nothing" not in path] == []
-    assert lines[:2] == [f"{name} is not a checkpoint: no such folder" for name in ("me/first", "runs/first")]
+    advice = "no such folder (one on the hub is hub:ORG/NAME)"
+    assert lines[:2] == [f"{name} is not a checkpoint: {advice}" for name in ("me/first", "runs/first")]
     assert lines[2].startswith("hub:me/nothing can't be fetched from the hub: 404")
     assert lines[3].startswith("hub:not a name can't be fetched from the hub: ")
     assert lines[4].startswith("hub: can't be fetched from the hub: ")

@@ -98,7 +98,7 @@ def test_what_a_narrow_filter_lets_through_is_all_there_is(
     for where, count in ((narrow, 1), (none, 0)):
         with pytest.raises(InputError, match=f"k_min = 2, but only {count} examples can be picked"):
             strict.invoke(QUERY, filter=where)
-    with pytest.raises(InputError, match="k_min must be a whole number from 0 on, not -1"):
+    with pytest.raises(InputError, match="k_min must be greater than or equal to 0, not -1"):
         make(encoder, k_min=-1)
     with pytest.raises(InputError, match="k_min = 2 is more than k = 1"):
         strict.invoke(QUERY, k=1)
@@ -231,26 +231,26 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"beam_width": 0}, "beam_width must be a whole number from 1 on, not 0"),
-        ({"max_tokens": 0, "tokenizer": len}, "max_tokens must be a whole number from 1 on, not 0"),
+        ({"beam_width": 0}, "beam_width must be greater than or equal to 1, not 0"),
+        ({"max_tokens": 0, "tokenizer": len}, "max_tokens must be greater than or equal to 1, not 0"),
         (
             {"max_tokens": 5},
             "max_tokens = 5 needs a tokenizer: tokenizer=a LangChain model, a tokenizer with encode, or",
         ),
         ({"max_tokens": 5, "tokenizer": 3}, "tokenizer must be a LangChain model, .* not int"),
         ({"vectorstore": None}, "a filled vectorstore has no vectors of ours: use from_examples"),
-        ({"min_relevance": 1.0}, "min_relevance must be a number from 0 to below 1, not 1.0"),
+        ({"min_relevance": 1.0}, "min_relevance must be less than 1, not 1.0"),
         ({"index": "faiss"}, r"index must be an engine, such as MemoryIndex\(\) or VectorStoreIndex\(…\), not 'faiss'"),
         ({"index": MemoryIndex}, r"index must be an engine, .*, not <class .*MemoryIndex"),
-        ({"explore": 5, "log": "outcomes.jsonl"}, "log must be an OutcomeLog, not 'outcomes.jsonl'"),
+        ({"explore": 5, "log": "outcomes.jsonl"}, "log must be an instance of OutcomeLog, not 'outcomes.jsonl'"),
         ({"order": "random"}, "order must be 'picked' or 'reversed', not 'random'"),
-        ({"input_keys": "source"}, "input_keys must be a sequence of names, not 'source'"),
-        ({"example_keys": [1]}, r"example_keys must be a sequence of names, not \[1\]"),
+        ({"input_keys": "source"}, "input_keys must be a valid list, not 'source'"),
+        ({"example_keys": [1]}, "example_keys must be a valid string, not 1"),
         ({"filter": {"$what": 1}}, r"filter: unknown operator '\$what'"),
-        ({"group": 3}, "^SequentialCompositionalRetriever: group must be a valid string, not 3$"),
+        ({"group": 3}, "^group must be a valid string, not 3$"),
         ({"stop_early": "x", "tags": "y"}, "stop_early must be a valid boolean, not 'x'|tags must be a valid list"),
         ({"kk": 3}, "^SequentialCompositionalRetriever: unknown 'kk'; did you mean 'k'.* known: auto_refit, "),
-        ({"target_key": ["sql"]}, r"target_key must be a name, not \['sql'\]"),
+        ({"target_key": ["sql"]}, r"target_key must be a valid string, not \['sql'\]"),
     ],
 )
 def test_a_field_out_of_range_is_refused_by_name(encoder: TriEncoder, fields: dict[str, Any], message: str) -> None:

@@ -45,7 +45,7 @@ def test_only_what_is_relevant_gets_examples(retriever: SequentialCompositionalR
     with pytest.raises(PoolError, match=r"no relevance of 0.05 \(min_relevance\)"):
         retriever.explain(FAR)
     assert len(retriever.explain(NEAR).steps) == 4
-    with pytest.raises(InputError, match="min_relevance must be a number from 0 to below 1, not 1"):
+    with pytest.raises(InputError, match="min_relevance must be less than 1, not 1"):
         SequentialCompositionalRetriever(store=retriever.store, min_relevance=1)
     with pytest.raises(InputError, match="the query is blank"):
         retriever.relevance(" ")

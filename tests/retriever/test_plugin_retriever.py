@@ -148,7 +148,7 @@ def test_k_is_honoured_exactly(retriever: SequentialCompositionalRetriever, k: i
 
 @pytest.mark.parametrize("k", [0, -1, 2.0, "3", True])
 def test_a_k_that_is_no_positive_whole_number_is_refused(retriever: SequentialCompositionalRetriever, k: Any) -> None:
-    message = f"k must be a whole number from 1 on, not {k!r}"
+    message = f"k must be (greater than or equal to 1|a valid integer), not {k!r}"
     with pytest.raises(InputError, match=message):
         retriever.invoke(QUERY, k=k)
     with pytest.raises(InputError, match=message):

@@ -108,7 +108,7 @@ def test_a_tokenizer_is_asked_for_and_several_keys_come_back(encoder: TriEncoder
     again = make.from_pretrained(tmp_path, tokenizer=str.split)
     assert again.source_keys == ("db", "question")
     assert again.select_examples(ASKED) == retriever.select_examples(ASKED)
-    with pytest.raises(InputError, match="fields can't be saved: Object of type object"):
+    with pytest.raises(InputError, match="the field 'metadata' of the retriever can't be saved: Object of type object"):
         retriever.model_copy(update={"metadata": {"a": object()}}).save(tmp_path)
 
 

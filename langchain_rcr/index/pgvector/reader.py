@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -105,6 +106,10 @@ class PgVectorReader:
     def ahead(self, state: State[Any], k: int) -> None:
         """See `Reader`: the first search then does all steps."""
         self._told = (state, k) if self.size and state.sql() else None
+
+    async def aside(self, work: Callable[..., None], *arguments: Any) -> None:
+        """See `Reader`."""
+        await asyncio.to_thread(work, *arguments)
 
     async def filter(self, where: Filter) -> None:
         """Restrict what can be found to `where`, and count it; see `CandidateIndex.read`."""
