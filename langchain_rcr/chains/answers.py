@@ -21,8 +21,9 @@ _NAMES = r"(?:sql(?:_?query)?|query|code|program|(?:final_)?answer|output|json|p
 _TAG = re.compile(rf"(?:\A|(?<=[\n:.!]))[ \t]*([\[<])(?i:({_NAMES}))[\]>](.*?)(?:\1/(?i:\2)[\]>]|\Z)", re.DOTALL)
 _END_TAG = re.compile(rf"(?i)[\[<]/{_NAMES}[\]>][ \t\r]*(?:\n|\Z)")
 _LEAD = re.compile(
-    r"(?i)\A\W{0,4}(?:sure|certainly|of course|okay|ok|here|the|this|final|my|answer|query|program|output|result|"
-    r"response|solution|translation|sql\w*|json)\b[^\n:;(){}\[\]<>=\"]{0,200}:\**\s*"
+    r"(?i)\A(?:\W{0,4}(?:sure|certainly|of course|okay|ok|here|the|this|final|my|answer|query|program|output|result|"
+    r"response|solution|translation|sql\w*|json)\b[^\n:;(){}\[\]<>=\"]{0,200}:"
+    r"|[^\n:：;(){}\[\]<>=\"'`]{1,200}(?:：|:(?=\**\s)))\**\s*"  # in any language
 )
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRACKET = re.compile(r"[\[{]")

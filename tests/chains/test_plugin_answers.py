@@ -160,6 +160,14 @@ def test_what_a_literal_holds_is_no_program(literal: str) -> None:
         ("Here is the program: count ( a )", "functional", "count ( a )"),
         ("Here is the program:\ncount ( a )\nIt counts.", "functional", "count ( a )"),
         ("Answer: ( count a )", "sexpr", "( count a )"),
+        ("Die Antwort lautet:\ncount ( a )", "functional", "count ( a )"),
+        ("La respuesta es: count ( a )", "functional", "count ( a )"),
+        ("以下是程序：\ncount ( a )\n\n它计数。", "functional", "count ( a )"),
+        ("**答案：** ( count a )", "sexpr", "( count a )"),
+        ("查询：SELECT a FROM b", "sql", "SELECT a FROM b"),
+        ("答案：f(x)", "python", "f(x)"),
+        ("count ( '答案：x' )", "functional", "count ( '答案：x' )"),
+        ("答案：甲", "tokens", "答案：甲"),
         ("<answer>count ( a )</answer>", "functional", "count ( a )"),
         ("Here is the code:\nf(x)", "python", "f(x)"),
         ("result: int = f(x)", "python", "result: int = f(x)"),
@@ -233,7 +241,7 @@ def test_odd_answers_take_no_time(piece: str) -> None:
         ("not ( a program", "not ( a program"),
         ("", None),
         (" \n ", None),
-        ("Resource: x", "Resource: x"),
+        ("Resource: x", "x"),  # a label of the model's own
     ],
 )
 def test_the_program_in_an_answer(text: str, program: str | None) -> None:
