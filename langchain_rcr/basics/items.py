@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
 
 from langchain_rcr.errors import PoolError
@@ -23,8 +24,10 @@ NAME = rf"(?:\w++[{MARKS}]*+)++"
 """Matches letters of any script, digits and underscores."""
 WORD = rf"[{_UNSPACED}]|(?:[^\W{_UNSPACED}]++[{MARKS}]*+)++"
 """Matches a word or, in these scripts, a letter, so that a clause isn't a single word."""
-_TURKISH = str.maketrans({"\u0307": None, "ı": "i"})
-_PIECE = 512
+_FOLDS = str.maketrans({"ı": "i", **dict.fromkeys("\u0307\u00ad\u0640\u200b\u2060\ufeff")})
+"""What is left of Turkish İ in lower case goes, and what nobody types: soft hyphens, stretched Arabic, zero widths."""
+_PARTS = re.compile(r"\s*\S{1,512}|\s+")
+"""Words, as accents belong to the letter before; no longer ones, as sorting a run of accents takes quadratic time."""
 _PLAIN = frozenset((str, int, float, bool, type(None)))
 
 
@@ -74,22 +77,20 @@ def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str
 def readable(items: Iterable[Item]) -> list[Item]:
     """Items as encoders and fits read them: questions in Unicode's NFKC, which makes full-width letters plain.
 
-    Programs stay as they are, since parsers distinguish such letters; prompts show questions as written.
+    Programs stay as they are, since parsers distinguish such letters (but not NFC from NFD, see `ProgramSpec`); prompts
+    show questions as written.
     """
-    items = list(items)
-    if all(item.source.isascii() for item in items):
-        return items
-    return [item._replace(source=_nfkc(item.source)) for item in items]
+    return [item if item.source.isascii() else item._replace(source=normal(item.source, "NFKC")) for item in items]
 
 
 def folded(text: str) -> str:
-    """A text as words are compared: in lower case and NFKC, with i for Turkish ı and İ (which `lower` takes apart)."""
-    return text.lower() if text.isascii() else _nfkc(text).lower().translate(_TURKISH)
+    """A text as words are compared: in NFKC and without case, with ss for ß and i for Turkish ı and İ."""
+    return text.lower() if text.isascii() else normal(text, "NFKC").casefold().translate(_FOLDS)
 
 
-def _nfkc(text: str) -> str:
-    # In pieces, as sorting a long run of accents takes quadratic time.
-    return "".join(normalize("NFKC", text[start : start + _PIECE]) for start in range(0, len(text), _PIECE))
+def normal(text: str, form: Literal["NFC", "NFKC"]) -> str:
+    """A text in a normal form of Unicode."""
+    return text if text.isascii() else "".join(normalize(form, part) for part in _PARTS.findall(text))
 
 
 def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterable[dict[str, Any]]:

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from sys import intern
 from typing import Any, Literal
 
-from langchain_rcr.basics.items import WORD, folded
+from langchain_rcr.basics.items import WORD, folded, normal
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs.languages import about, get_parser
@@ -30,13 +30,16 @@ MOST = 4000
 
 # Possessive, so that a long run of digits in something else costs one scan.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
-_THOUSANDS = re.compile(r"(?<=\d),(?=\d{3})")
+_THOUSANDS = re.compile(r"(?<=\d)[,，.'’٬\u00a0\u202f](?=(?:\d\d,)*\d{3}(?!\d))")
+"""As in 1,000, 1.000, 1’000, 1,00,000 or with a space that doesn't break."""
+_DIGIT = re.compile(r"[^\D0-9]")
+"""A digit of another script."""
 _WORD = re.compile(WORD)
 
 
 @dataclass(frozen=True)
 class ProgramSpec:
-    """How programs are parsed, anonymised and cut into local structures.
+    """How programs are parsed (in Unicode's NFC), anonymised and cut into local structures.
 
     Attributes:
         language: the program language, see `get_parser`.
@@ -133,6 +136,7 @@ class ProgramSpec:
 @remembered(1 << 21)
 def _parsed(language: str, shape: bool, text: str) -> Tree | None:
     parser: Any = get_parser(language)
+    text = normal(text, "NFC")
     tree: Tree | None = parser.shape(text) if shape else parser.parse(text)
     return tree
 
@@ -188,13 +192,19 @@ def implied_values(pairs: Sequence[tuple[str, str]], spec: ProgramSpec) -> tuple
 
 
 def _is_named(text: str, value: str) -> bool:
-    """Whether a question has the words of a value; a long last word may have an ending, as in a plural."""
+    """Whether a question has the words of a value; a long last word may have an ending, as in a plural.
+
+    Two letters and more beyond ASCII may be part of a word, as Korean attaches particles and Hebrew prepositions.
+    """
     words = _words(value)
     last = words.split()[-1:]
-    if last and last[0].isalpha() and len(last[0]) > 3:
+    if not words.isascii() and len(words.strip()) > 1:
+        words = words.strip()
+    elif last and last[0].isalpha() and len(last[0]) > 3:
         words = words.rstrip()
     return bool(last) and words in text
 
 
 def _words(text: str) -> str:
-    return f" {' '.join(_WORD.findall(_THOUSANDS.sub('', folded(text.casefold())).replace('_', ' ')))} "
+    text = folded(_DIGIT.sub(lambda digit: str(int(digit[0])), _THOUSANDS.sub("", text)))
+    return f" {' '.join(_WORD.findall(text.replace('_', ' ')))} "

@@ -37,6 +37,7 @@ def test_by_hand():
         ("something else", "else"),
     )
     assert shared(held_out, TRAINING) == ([0, 2], [1])
+    assert shared(examples(("un café", "Café")), examples(("Un cafe\u0301", "café"))) == ([0], [])
     assert shared([], TRAINING) == shared(held_out, []) == ([], [])
     dev, test = check_split(Split("mine", TRAINING, [], held_out), SPEC)
     assert dev.findings == []

@@ -34,6 +34,8 @@ def asked(value: str, *questions: str) -> tuple[str, ...]:
         ("1200", ["after noon", "past 1200", "in the afternoon"]),  # one of three names it
         ("'NO'", ["direct", "no stops there, nonstop", "without stops", "straight", "not via"]),
         ("1", ["the first", "only one", "in 1991"]),
+        ("2014", ["since 14", "at 20.14", "20,14"]),
+        ("'여'", ["보여줘", "여자", "여성"]),  # a letter may be part of any word
         ("'>='", ["at least >= two", "two and more", "not under two"]),  # nothing of it is a word
         ("'new york'", ["in the big apple", "new, as in york", "york"]),
     ],
@@ -55,6 +57,15 @@ def test_values_that_most_questions_do_not_name_are_implied(value, questions):
         ("500", ["长度超过500公里", "超过５００的", "500以上"]),
         ("'นนทบุรี'", ["ในนนทบุรีมี", "นนทบุรี", "จากนนทบุรี"]),
         ("'दिल्ली'", ["दिल्ली में", "दिल्ली की", "से दिल्ली तक"]),
+        ("'서울'", ["서울에 있는 강", "서울의 학교", "서울에서 가장 긴"]),
+        ("'תל אביב'", ["כמה אנשים בתל אביב", "מתל אביב", "תל אביב"]),
+        ("'কলকাতা'", ["কলকাতায় কত নদী", "কলকাতার", "কলকাতা"]),
+        ("'Donau'", ["die Do\u00adnau", "der Do\u200bnau", "Donau\ufeff"]),
+        ("'Hauptstraße'", ["in der Hauptstrasse", "HAUPTSTRASSE", "Hauptstraße"]),
+        ("500", ["أطول من ٥٠٠", "५०० से अधिक", "over 500"]),
+        ("1500", ["über 1.500 km", "plus de 1\u202f500 km", "1’500"]),
+        ("150000", ["over 1,50,000", "150.000", "150000"]),
+        ("2014", ["am 01.05.2014", "5,2014", "2014"]),
         ("'İZMİR'", ["İzmir'de", "izmir", "İZMİR'in"]),
         ("'Isparta'", ["ısparta'da", "ISPARTA", "Isparta"]),
     ],

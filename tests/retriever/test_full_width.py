@@ -11,7 +11,7 @@ from test_plugin_selectors import WordCounts
 from toys import lexical
 
 from langchain_rcr import Item, SequentialCompositionalRetriever
-from langchain_rcr.basics.items import readable
+from langchain_rcr.basics.items import normal, readable
 
 WORDS = ("how many", "name the", "where are"), ("red", "round", "big", "old", "wet"), ("cats", "dogs", "mice", "owls")
 ROWS = [{"source": " ".join(words), "target": f"{words[0][:3]}({words[1]}({words[2]}))"} for words in product(*WORDS)]
@@ -82,3 +82,9 @@ def test_a_long_run_of_accents_is_no_burden() -> None:
     began = time.process_time()
     readable([Item("a" + "\u0301\u0316" * 500_000)])
     assert time.process_time() - began < 1
+
+
+def test_an_accent_stays_with_its_letter_wherever_it_is_in_a_long_text() -> None:
+    for form in ("NFC", "NFKC"):
+        for text in (f"{'x' * n} Huế là {'é ' * 300}" for n in range(505, 515)):
+            assert normal(normalize("NFD", text), form) == normalize(form, text)

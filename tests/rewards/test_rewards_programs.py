@@ -1,6 +1,7 @@
 """Rewards that read programs, by hand; the check before training; exceptions that name their example."""
 
 import math
+from unicodedata import normalize
 
 import numpy as np
 import pytest
@@ -136,6 +137,20 @@ def test_mixtures_without_sense(parts):
 
 
 # ---------------------------------------------------------------- the check before training
+
+
+@pytest.mark.parametrize(
+    ("kind", "language", "program"),
+    [
+        (structure_coverage, "functional", "größe('Huế', x)"),
+        (correctness, "functional", "größe('Huế', x)"),
+        (correctness, "sql", "SELECT größe FROM city WHERE name = 'Huế'"),
+        (correctness, "sql", "é ("),
+    ],
+)
+def test_an_accent_by_itself_makes_no_other_program(kind, language, program):
+    texts = [normalize(form, program) for form in ("NFC", "NFD")]
+    assert call(kind(ProgramSpec(language)), texts, texts[::-1]) == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["structure_coverage", "correctness", "context_coverage"])

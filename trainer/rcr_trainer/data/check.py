@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from langchain_rcr.basics.items import folded
 from langchain_rcr.programs import LANGUAGES, TOKENS, ProgramSpec, parse
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import ReadReport, read_examples, text_fields, unparsed
@@ -175,7 +176,7 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Which held-out examples are also in the training data, up to case and spaces.
+    """Which held-out examples are also in the training data, up to case, spaces and Unicode's normal form.
 
     Returns:
         Positions of those found with question and program, and of those found with their question but another program.
@@ -188,5 +189,5 @@ def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[li
 
 
 def _plain(example: Example) -> tuple[str, str]:
-    """Question and program in lower case, with single spaces."""
-    return " ".join(example.source.split()).casefold(), " ".join(example.target.split()).casefold()
+    """Question and program, folded, with single spaces."""
+    return " ".join(folded(example.source).split()), " ".join(folded(example.target).split())

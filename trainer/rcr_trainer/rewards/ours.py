@@ -9,17 +9,18 @@ import pkgutil
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from langchain_rcr.basics.items import normal
 from langchain_rcr.basics.section import unknown
 from langchain_rcr.databases.database import open_database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
 from langchain_rcr.programs import ProgramSpec, about, get_parser
-from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.rewards.reward import Reward
@@ -54,17 +55,19 @@ def correctness(spec: ProgramSpec) -> Reward:
     """Exact match (appendix F): 1 if answer and gold program are the same, else 0.
 
     Two programs are the same if their parse trees are equal, including values; if one of them doesn't parse, their
-    texts must be equal up to white space. An empty gold program can't be scored.
+    texts must be equal up to white space. é is the same as e and an accent, which some language models can't write. An
+    empty gold program can't be scored.
     """
-    tree_of = remembered(1 << 21)(get_parser(spec.language).parse)  # a group's answers recur
+    tree_of = replace(spec, anonymize=False).tree
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        if not reference.split():
+        answer, gold = (normal(text, "NFC") for text in (prediction or "", reference))
+        if not gold.split():
             return None
-        if (prediction or "").split() == reference.split():
+        if answer.split() == gold.split():
             return 1.0
-        tree = tree_of(prediction or "")
-        return float(tree is not None and tree == tree_of(reference))
+        tree = tree_of(answer)
+        return float(tree is not None and tree == tree_of(gold))
 
     return Reward.per_answer("correctness", one)
 
