@@ -9,6 +9,7 @@ five folds of single questions, whose programs other questions may share.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
@@ -30,6 +31,7 @@ PROGRAM, CLUSTER, ALONE = 0, 1, 2
 _TURNS = 1000
 
 
+@dataclass(frozen=True, slots=True)
 class Folds:
     """The fold of each training question in each way.
 
@@ -38,10 +40,10 @@ class Folds:
     the others alone.
     """
 
-    def __init__(
-        self, programs: Mapping[int, tuple[int, int]], questions: Mapping[int, int], spec: ProgramSpec, new: float = 1.0
-    ) -> None:
-        self.programs, self.questions, self.spec, self.new = programs, questions, spec, new
+    programs: Mapping[int, tuple[int, int]]
+    questions: Mapping[int, int]
+    spec: ProgramSpec
+    new: float = 1.0
 
     @classmethod
     def of(cls, items: Sequence[Item], spec: ProgramSpec, *, new: float = 1.0, seed: int = 0) -> Folds:

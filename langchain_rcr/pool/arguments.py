@@ -99,12 +99,10 @@ def keys_of(
     target_key: str | None,
     spec: ProgramSpec,
 ) -> tuple[str | Sequence[str], str]:
-    """The keys of question and program; those that weren't given are inferred from the first example's fields.
+    """The keys of question and program; those that weren't given are inferred as `from_examples` says.
 
-    The question is `input_keys` if given, else "source". Else, of two fields, it is the one that isn't "target", or the
-    one that parses less often as a program of `spec`, or the first. The program is "target", else the only other field,
-    else the only one of `example_keys` that isn't the question's. Without examples, the fields are `input_keys` and
-    `example_keys`. An `InputError` if they leave it open.
+    They come from the first example's fields or, without examples, from `input_keys` and `example_keys`. An
+    `InputError` if they leave it open.
     """
     first = next(iter(examples), {}) if isinstance(examples, Iterable) else {}
     fields = list(first) if isinstance(first, Mapping) else []

@@ -39,10 +39,8 @@ class ExamplePool:
         spec: decides which programs are the same (`ProgramSpec.key`); the encoder's, if there is one.
 
     Raises:
-        PoolError: an example that is not a mapping, lacks a key or has no text under it; an id that is not a unique
-            non-empty string. The message names position and field.
-        InputError: one key is both the question's and the program's, `examples` is not a sequence, or the number of ids
-            differs.
+        PoolError: an example or an id can't be used; the message names position and field.
+        InputError: the keys are the same, `examples` is not a sequence, or the number of ids differs.
     """
 
     def __init__(

@@ -187,7 +187,7 @@ class ExampleStore:
         replace: bool = False,
         refit: bool = False,
     ) -> list[str]:
-        """Encode examples (only these) and add them; the next query can pick them.
+        """Encode examples (only these) and add them; the next query can pick them. Returns their ids.
 
         The encoder learns what their questions need, for all stores that share it (`TriEncoder.grow`).
 
@@ -197,9 +197,6 @@ class ExampleStore:
             replace: whether an example with a known id replaces the old one.
             refit: whether to `refit` in the background once it is worth its time; has no effect for an engine outside
                 this process, or after such a fit has failed.
-
-        Returns:
-            Their ids.
 
         Raises:
             PoolError: an example or an id can't enter the pool; then nothing was added.
@@ -226,11 +223,7 @@ class ExampleStore:
         self._say_unread(pool)
 
     def delete(self, ids: Sequence[str]) -> int:
-        """Delete examples; no query that begins later can pick them. Unknown ids are ignored.
-
-        Returns:
-            How many there were.
-        """
+        """Delete examples and return how many there were; no query that begins later can pick them."""
         if isinstance(ids, str) or not isinstance(ids, Iterable):
             raise InputError(f"ids must be a sequence of ids, not {ids!r}")
         given = list(ids)
@@ -288,18 +281,9 @@ class ExampleStore:
         *,
         runtime: Runtime | None = None,
     ) -> None:
-        """Write encoder, examples and vectors as one checkpoint folder, atomically.
+        """Write encoder, examples and vectors as one checkpoint folder; `fields` are the retriever's, as JSON values.
 
-        If an engine keeps the pool elsewhere, the folder holds no examples.
-
-        Args:
-            folder: where.
-            fields: the retriever's own, as JSON values.
-            runtime: see `TriEncoder.save_pretrained`.
-
-        Raises:
-            InputError: the folder can't be written, or holds files that aren't a checkpoint's.
-            PoolError: an example has a field that JSON can't hold as it is.
+        Otherwise as the retriever's `save`.
         """
         now = self.now
         check_folder(Path(folder))

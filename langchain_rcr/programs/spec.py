@@ -95,19 +95,16 @@ class ProgramSpec:
 
     def tree(self, text: str) -> Tree | None:
         """Return the program's tree, anonymised if the spec says so, or None for what is not a program."""
-        tree = self._parsed(text)
+        tree = _parsed(self.language, self.anonymize == "names", text)
         if tree is None or not self.anonymize:
             return tree
         return anonymize(tree, everywhere=about(self.language).inner_values, kept=frozenset(self.implied))
 
     def values(self, text: str) -> set[str]:
         """Return the strings and numbers of a program as they are written there, quotes included."""
-        tree, everywhere = self._parsed(text), about(self.language).inner_values
+        tree, everywhere = _parsed(self.language, self.anonymize == "names", text), about(self.language).inner_values
         labels = {node.label for node in tree.walk() if everywhere or not node.children} if tree is not None else set()
         return {label for label in labels if label != "_" and _constant(label) != label}
-
-    def _parsed(self, text: str) -> Tree | None:
-        return _parsed(self.language, self.anonymize == "names", text)
 
     def structures(self, text: str) -> frozenset[str]:
         """Return the program's local structures; none if it doesn't parse."""

@@ -65,14 +65,7 @@ _PARAGRAPHS = 4
 
 
 class SqlParser:
-    """Parses SQL statements.
-
-    Args:
-        dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
-
-    Raises:
-        InputError: sqlglot knows no such dialect.
-    """
+    """Parses SQL statements of one of sqlglot's dialects; empty: of its own tolerant mix."""
 
     # Newer dialects are only in `DIALECTS`, which older versions of sqlglot lack.
     dialects = tuple(
@@ -150,11 +143,7 @@ class SqlParser:
 
 
 def _without_jinja(text: str) -> tuple[str, list[str], list[str]]:
-    """A text with a name in place of each `{{ … }}`, what these names stand for, and the blocks that were left out.
-
-    Raises:
-        ValueError: there is unclosed Jinja, or too much of it.
-    """
+    """A text with a name in place of each `{{ … }}`, what these names stand for, and the blocks that were left out."""
     if not ("{{" in text or "{%" in text or "{#" in text):
         return text, [], []
     parts: list[str] = []

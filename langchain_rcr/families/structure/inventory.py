@@ -47,11 +47,7 @@ class Inventory(Vocabulary):
 
     @classmethod
     def fit(cls, spec: ProgramSpec, programs: Sequence[str], limit: int) -> Inventory:
-        """The structures of a pool.
-
-        Programs that don't parse contribute the structures of their tokens. If there are more columns than `limit`,
-        those that make up most of the programs are kept.
-        """
+        """The structures of a pool; of more columns than `limit`, those that make up most of the programs."""
         found = Counter(_structures(spec, text) for text in programs)
         owners: dict[str, list[int]] = {}
         for number, names in enumerate(found):
@@ -71,9 +67,7 @@ class Inventory(Vocabulary):
     def rows(self, programs: Sequence[str], *, spare: bool = False) -> SparseRows:
         """(N, columns) the share of each column's structures that each program has.
 
-        With `spare`, the columns of new labels follow the others.
-
-        Structures that the pool didn't have when the inventory was made have no column.
+        With `spare`, the columns of new labels follow. Other new structures have no column.
         """
         read: dict[str, dict[int, float]] = {}
         for text in track([*dict.fromkeys(programs)], "reading programs"):
@@ -115,13 +109,7 @@ class Inventory(Vocabulary):
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Inventory:
-        """See `Vocabulary.from_json`.
-
-        Raises:
-            InputError: a program language that this version doesn't know.
-            MissingExtraError: the language needs a package that is not installed.
-            ValueError: a structure occurs twice, or is larger than those that programs are cut into.
-        """
+        """See `Vocabulary.from_json`; a `ValueError` if a structure occurs twice or is too large for the spec."""
         inventory = cls(ProgramSpec.from_json(value["spec"]), value["columns"])
         if len(inventory.names) < sum(map(len, inventory.columns)):
             raise ValueError("a structure stands in two columns")

@@ -178,7 +178,7 @@ _PATIENCE = 200_000
 
 
 def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 500, dev: int = 0) -> Split:
-    """Draw one of the ten COVR-10 splits (sizes in the paper's Appendix A: 3,000 train, 500 test), without duplicates.
+    """Draw one of the ten COVR-10 splits, without duplicates; the default sizes are those of the paper's Appendix A.
 
     The same arguments give the same examples on every machine. A smaller split is the beginning of a larger one, and
     the size of dev changes neither train nor test.

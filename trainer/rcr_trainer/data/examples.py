@@ -74,9 +74,7 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
 def write_split(directory: str | Path, split: Split) -> None:
     """Write a split's folder, atomically: train.jsonl, test.jsonl, dev.jsonl unless empty, split.json, digests.
 
-    Raises:
-        DataError: the folder holds other files.
-        InputError: it can't be written.
+    A `DataError` if it holds other files.
     """
     directory = Path(directory)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
@@ -105,12 +103,9 @@ def read_text(path: str | Path) -> str:
 
 
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
-    """The value in a JSON file, validated as a type that pydantic knows.
+    """The value in a JSON file, validated as a type that pydantic knows, or a `DataError` with the first fault's place.
 
-    Errors call the type `form`, and an entry of the outermost list `entry`.
-
-    Raises:
-        DataError: it can't be read, or is of another form; names the first fault and its place.
+    It calls the type `form`, and an entry of the outermost list `entry`.
     """
     try:
         return TypeAdapter(kind).validate_python(json.loads(read_text(path)))
