@@ -30,7 +30,7 @@ MOST = 4000
 
 # Possessive, so that a long run of digits in something else costs one scan.
 _NUMBER = re.compile(r"[+-]?(?:[0-9]++\.?[0-9]*+|\.[0-9]++)(?:[eE][+-]?[0-9]++)?[lL]?")
-_THOUSANDS = re.compile(r"(?<=\d)[,，.'’٬\u00a0\u202f](?=(?:\d\d,)*\d{3}(?!\d))")
+_THOUSANDS = re.compile(r"(?<=\d)[,，.'’٬\u00a0\u202f](?=(?:\d\d,){0,5}\d{3}(?!\d))")
 """As in 1,000, 1.000, 1’000, 1,00,000 or with a space that doesn't break."""
 _DIGIT = re.compile(r"[^\D0-9]")
 """A digit of another script."""
@@ -82,12 +82,7 @@ class ProgramSpec:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ProgramSpec:
-        """Read what `to_json` returned.
-
-        Raises:
-            InputError: as for the class; or an earlier version replaced COVR's words by classes.
-            TypeError: it is something else.
-        """
+        """Read what `to_json` returned; a `TypeError` if it is something else."""
         fields = {**value}
         if fields.pop("covr_classes", False):
             raise InputError("covr_classes: COVR's words are no longer replaced by classes: train again")
