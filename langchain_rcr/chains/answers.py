@@ -88,11 +88,11 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     """The texts in an answer that may be its program, most likely first; the first that parses is the program.
 
     These are dropped: the model's thoughts before the answer, what follows it (a next "Source:"), "Target:" or other
-    words with a colon before it, and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and `<tool_call>`,
-    only their contents count: the last first, as drafts precede final versions, and those of another language at the
-    end. The whole of a text comes before its first paragraph and its first line, but the line comes first if programs
-    have one line each. At the end come programs amid prose, again the last first, and fields named `sql`, `query` and
-    the like of a JSON object.
+    words with a colon before it, and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and
+    `<tool_call>`, only their contents count: the last first, as drafts precede final versions, and those of another
+    language at the end. The whole of a text comes before its first paragraph and its first line, but the line comes
+    first if programs have one line each. At the end come programs amid prose, again the last first, and fields named
+    `sql`, `query` and the like of a JSON object.
 
     Args:
         answer: what the model wrote.

@@ -61,13 +61,10 @@ def greedy_coverage(
         needs: (B, S) non-negative; what covering structure s is worth to query b.
         pool: (N, S) binary; which candidates have which structures.
         k: picks per query.
-        exclude: per query, the positions that it may not pick.
+        exclude: per query, the positions that it may not pick; an `InputError` if fewer than k are left.
 
     Returns:
         Positions (B, k) int64 in pick order, and gains (B, k): the worth of what each pick newly covers.
-
-    Raises:
-        InputError: a query has fewer than k candidates.
     """
     exclude = [()] * needs.shape[0] if exclude is None else exclude
     pool = sparse.csr_array(pool)
