@@ -9,6 +9,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -289,6 +290,23 @@ def test_an_attempt_has_an_end() -> None:
 
 
 @pytest.mark.slow
+def claimed(cache: Path) -> bool:
+    """Whether other processes are kept from asking for some answer."""
+    import fcntl
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for forking with threads
+        child = os.fork()
+    if not child:
+        with Path(f"{cache}.lock").open("ab") as file:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os._exit(1)
+            os._exit(0)
+    return os.waitpid(child, 0)[1] != 0
+
+
 def test_after_ctrl_c_running_calls_end_and_are_kept(tmp_path: Path) -> None:
     echo = Echo(delay=1.0)
     with wrap(echo, cache_path=tmp_path / "a.sqlite", concurrency=2) as llm:
@@ -296,6 +314,9 @@ def test_after_ctrl_c_running_calls_end_and_are_kept(tmp_path: Path) -> None:
         timer.start()
         with pytest.raises(KeyboardInterrupt):
             llm.generate(["a", "b", "c", "d"])
+        time.sleep(0.1)
+        assert claimed(tmp_path / "a.sqlite")
+    assert not claimed(tmp_path / "a.sqlite")
     assert echo.asked == {"a": 1, "b": 1}
     with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
         assert texts(llm.generate(["a", "b"])) == ["A", "B"]

@@ -42,7 +42,7 @@ class Calls:
         self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
         self._account = account
         self.budget = Budget(settings, cache.spent(account))
-        self._running: set[asyncio.Task[Any]] = set()
+        self._asking: asyncio.Task[Any] | None = None
         self._settled = asyncio.Condition()
         is_local = settings.kind == "local"
         self._most, self._active, self._halved = 1 if is_local else settings.concurrency, 0, -math.inf
@@ -56,8 +56,8 @@ class Calls:
 
     async def close(self) -> None:
         """Wait for running calls, so that what is paid for is kept; then close the client."""
-        if self._running:
-            await asyncio.wait(self._running)
+        if self._asking is not None:
+            await asyncio.wait([self._asking])
         if self._well_formed:
             await self._book(self._doubtful, None, Use())
         await self._client.close()
@@ -68,6 +68,7 @@ class Calls:
         `advance` is called with the number of new answers as they come.
         """
         found, parts = dict[bytes, Answer](), self._parts(requests)
+        self._asking = asyncio.current_task()
 
         async def work() -> None:
             for part in parts:  # the iterator is shared by all workers
@@ -81,9 +82,6 @@ class Calls:
         except BaseExceptionGroup as errors:
             error = errors.exceptions[0]
             raise error from error.__cause__
-        finally:
-            if self._running:
-                await asyncio.wait(self._running)
         return found
 
     def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
@@ -120,9 +118,13 @@ class Calls:
             attempt += 1
             began = await self._reserve(worst)
             task = asyncio.ensure_future(self._attempt(requests, worst))
-            self._running.add(task)
-            task.add_done_callback(self._ended)
-            outcome = await asyncio.shield(task)  # once begun it is paid for, even if the caller is cancelled
+            try:
+                outcome = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                # Once begun it is paid for: as long as it runs, no other process may ask for the same.
+                await asyncio.wait([task])
+                task.exception()  # read here, or asyncio logs a traceback beside the error that is raised
+                raise
             if not isinstance(outcome, Fault):
                 return outcome
             if outcome.reason == "timeout":
@@ -142,7 +144,7 @@ class Calls:
 
     async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
         """Call the model once; when this returns, its answers are on disk and the cost is booked."""
-        self._stats.peak = max(self._stats.peak, len(self._running))
+        self._stats.peak = max(self._stats.peak, self._active)
         try:
             async with asyncio.timeout(self._timeout):
                 given = await self._client.call(list(requests.values()))
@@ -245,8 +247,3 @@ class Calls:
         told = "%s: %s in attempt %d, next in %.1f s"
         logger.info(told, self._client.name, fault.reason, attempt, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
-
-    def _ended(self, task: asyncio.Task[Any]) -> None:
-        self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # read here, or asyncio logs a traceback for each that fails beside the one that is raised
