@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from langchain_rcr.basics.section import printable
+from langchain_rcr.errors import printable
 
 HIDDEN = "***HIDDEN***"
 PLACES = ("llm.base_url", "llm.extra_body", "reward.database")
@@ -21,8 +21,10 @@ _LONG = "api[_-]?key|access[_-]?key|secret|token|password|passwd|passphrase|pwd|
 _WORDS = f"{_LONG}|auth|sig(?:nature)?"
 _NAME = re.compile(rf"(?i:{_LONG}|(?:^|[_.-])(?:key|auth|sig(?:nature)?))s?$|(?:Key|Auth|Sig(?:nature)?)s?$")
 _HARMLESS = re.compile(r"(?i)^(?:keys|(?:source|target)_?keys?|max\w*tokens)$")
+_BEFORE_AT = re.compile(r"(?<!\S)\S+@")
+_LOGIN = re.compile(r"(?<=://)(?P<secret>[^/\s:@]+(?::\S*)?|:\S+)(?=@)")
+"""user:password@, sought only in what ends in an @: elsewhere it would take quadratic time."""
 _PATTERNS = (
-    re.compile(r"(?<=://)(?P<secret>[^/\s:@]+(?::\S*)?|:\S+)(?=@)"),  # user:password@
     re.compile(rf"(?i)(?<![\w-])[\w-]*(?:{_WORDS})=(?P<secret>[^&;,\s'\"]+)"),  # ?api_key=…, password=…
     re.compile(r"(?i)pass(?:word|wd)\s*=\s*'?(?P<secret>(?<=')(?:[^'\\]|\\.)+|[^&;,\s'\"]+)"),  # password = '…'
     re.compile(r"(?i)(?<=[?&])key=(?P<secret>[^&;,\s'\"]+)"),  # https://host/v1?key=…
@@ -85,6 +87,7 @@ def without_secrets(value: Any, name: str = "", *, found: list[str] | None = Non
         secrets.append(match["secret"])
         return match[0].replace(match["secret"], HIDDEN)
 
+    value = _BEFORE_AT.sub(lambda match: _LOGIN.sub(hidden, match[0]), value)
     for pattern in _PATTERNS:
         value = pattern.sub(hidden, value)
     return value
