@@ -215,6 +215,12 @@ def test_a_strangers_checkpoint_and_run_are_data(tmp_path: Path, bert: str) -> N
     assert (tmp_path / "outside" / "secret.json").read_text() == '{"secret": 1}'
 
 
+def test_a_circle_of_links_is_no_bug(tmp_path: Path) -> None:
+    run_folder(tmp_path / "run", {})
+    (tmp_path / "run" / "report.md").symlink_to("report.md")
+    assert Run.open(tmp_path / "run").done("sft")
+
+
 def test_trust_names_the_models_that_may_be_loaded(tmp_path: Path, bert: str) -> None:
     folder = checkpoint(tmp_path / "c", family="embeddings", base=bert)
     over(bert)(folder)

@@ -346,7 +346,7 @@ def in_short(changed: Sequence[str]) -> str:
 def _refuse_links(folder: Path) -> None:
     """Refuse links that lead outside: reading would show their target, writing results would replace it."""
     for entry in folder.rglob("*"):
-        if entry.is_symlink() and not entry.resolve().is_relative_to(folder.resolve()):
+        if entry.is_symlink() and not Path(os.path.realpath(entry)).is_relative_to(folder.resolve()):
             raise CheckpointError(
                 f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
             )
