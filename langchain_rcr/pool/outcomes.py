@@ -154,7 +154,7 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
                 line = json.loads(text[max(0, text.rfind(_BEGINS)) :])  # what is before it was cut off by a full disk
                 line.pop("time")
                 fits = line.keys() - {"text"} in (names, {"run", "outcome"}) and _sound(line)
-            except (ValueError, AttributeError, KeyError, TypeError, OverflowError):
+            except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
                 fits = False
             if fits:
                 yield line
@@ -167,9 +167,9 @@ def _sound(line: dict[str, Any]) -> bool:
     picks, chances = line.get("picks", ()), line.get("probabilities", ())
     texts = [*picks, *(line.get(name) for name in ("question", "policy", "run", "text"))]
     numbers = [line["outcome"], line.get("explore"), *chances]
+    "".join(text for text in texts if text is not None).encode()  # half a surrogate pair is no text
     return (
         len(picks) == len(chances)
-        and all(text is None or isinstance(text, str) for text in texts)
         and all(number is None or (isinstance(number, int | float) and math.isfinite(number)) for number in numbers)
         and all(chance is None or 0 <= chance < 1.01 for chance in chances)  # rounding
     )

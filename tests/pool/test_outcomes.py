@@ -107,7 +107,16 @@ def test_a_value_of_another_kind_is_named(tmp_path: Path, change: dict[str, obje
         list(log.read())
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"a": 1}', '{"time": "", "run": "r"}'])
+SOUND = {"question": "", "picks": [], "probabilities": [], "outcome": 1, "explore": 1, "policy": "", "run": None}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("{", "[]", '{"a": 1}', '{"time": "", "run": "r"}', '{"time": ' + "[" * 100_000),
+        json.dumps({"time": "", **SOUND, "text": "\ud800"}),
+    ],
+)
 def test_a_line_of_something_else_is_named(tmp_path: Path, line: str) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
     log.record("one", PICKS, 1)
