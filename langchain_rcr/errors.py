@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import re
+
+_CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
+)
+"""Characters that control a terminal, change a text's direction or can't be encoded; not tab and newline."""
+
+
+def printable(text: str) -> str:
+    """A text made safe for a terminal or plot: U+FFFD replaces control characters."""
+    return _CONTROL.sub("\ufffd", text)
+
 
 class RCRError(Exception):
-    """Base of every error that langchain-rcr raises on purpose."""
+    """Base of every error that langchain-rcr raises on purpose. Messages may quote a stranger's data."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class InputError(RCRError, ValueError):

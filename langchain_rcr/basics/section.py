@@ -16,11 +16,6 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from langchain_rcr.errors import InputError
 
-_CONTROL = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
-)
-"""Characters that control a terminal, change a text's direction or can't be encoded; not tab and newline."""
-
 
 class Section(BaseModel):
     """A group of settings: frozen, no unknown keys. A number may stand for a name; true and 10^19 are not numbers.
@@ -140,8 +135,3 @@ def show(value: object) -> str:
     if value is None:
         return "null"
     return reprlib.repr(str(value) if isinstance(value, Path) else value)
-
-
-def printable(text: str) -> str:
-    """A text made safe for a terminal or plot: U+FFFD replaces control characters."""
-    return _CONTROL.sub("\ufffd", text)

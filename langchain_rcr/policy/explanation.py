@@ -11,7 +11,7 @@ import numpy as np
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import FloatArray
-from langchain_rcr.basics.section import printable
+from langchain_rcr.errors import printable
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Reader
 from langchain_rcr.policy.selection import Options, select

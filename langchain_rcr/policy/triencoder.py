@@ -18,8 +18,7 @@ from langchain_rcr.basics.extras import installed
 from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.section import printable
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, printable
 from langchain_rcr.families import Family, ModelSettings, get_family
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.base import DEFAULT_FAMILY, FALLBACK_FAMILY, FALLBACK_SETTINGS, PARTS

@@ -18,8 +18,7 @@ import numpy as np
 
 from langchain_rcr.basics.files import atomic_directory, write_json
 from langchain_rcr.basics.progress import Stopped, stoppable
-from langchain_rcr.basics.section import printable
-from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.errors import InputError, PoolError, printable
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.local import LocalIndex
@@ -353,6 +352,16 @@ def _started(work: Callable[[], None], failure: str) -> threading.Thread:
     _threads.add(thread)
     thread.start()
     return thread
+
+
+def _forked() -> None:
+    """Begin anew in a forked process, where the threads that hold locks or fit don't exist."""
+    for store in tuple(_stores):
+        store._begin(store.now)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)
 
 
 @atexit.register

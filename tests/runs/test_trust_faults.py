@@ -1,6 +1,7 @@
 """What used to end in a traceback, or in a terminal out of control, is one clear line."""
 
 import contextlib
+import json
 import logging
 import resource
 from collections.abc import Iterator
@@ -197,6 +198,13 @@ def test_explanations_and_tables_show_no_control_characters() -> None:
     written = report_text(EVIL, made, [])
     assert controls(written) == set()
     assert "[bold]" in written
+
+
+def test_errors_show_none(tmp_path: Path) -> None:
+    (tmp_path / "tri_encoder.json").write_text(json.dumps({"format_version": EVIL}))
+    with pytest.raises(CheckpointError, match="owned") as error:
+        SequentialCompositionalRetriever.from_pretrained(tmp_path)
+    assert controls(str(error.value)) == set()
 
 
 def test_what_is_logged_shows_none(capsys: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ class Parser(argparse.ArgumentParser):
                 from rcr_trainer.runs.layers import unknown_key
 
                 hint = unknown_key(flag.removeprefix("--"), given.settings)
-            self.exit(2, f"{PROG}: error: {hint} (see {given.prog} --help)\n")
+            self.exit(2, shown(f"{PROG}: error: {hint} (see {given.prog} --help)\n"))
         return given
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from langchain_rcr.basics.section import printable
+from langchain_rcr.errors import printable
 from langchain_rcr.programs.tree import is_label
 from rcr_trainer.baselines import NO_EXAMPLES
 from rcr_trainer.evaluation.report import (
