@@ -9,14 +9,17 @@ import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from glob import escape
 from numbers import Real
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic_core import from_json
 
 from langchain_rcr.basics.files import digest
 from langchain_rcr.errors import InputError
@@ -31,12 +34,24 @@ class Outcome:
 
     question: str  # its digest (`basics.files.digest`)
     picks: tuple[str, ...]  # the ids of its examples, in the order of picking
-    probabilities: tuple[float | None, ...]  # those with which each was drawn from what was left; None if not computed
+    # Those with which each was drawn from what was left (1.01: rounding); None if not computed.
+    probabilities: tuple[Annotated[float, Field(ge=0, lt=1.01)] | None, ...]
     outcome: float | None  # the larger, the better; None: not known
     explore: float  # the retriever's setting when it picked
     policy: str  # the fingerprint of its encoder
     run: str | None = None  # an id under which the outcome may come later
     text: str | None = None  # the question, if the log may hold it
+
+
+@dataclass(frozen=True, slots=True)
+class _Later:
+    """An outcome for a run recorded before."""
+
+    run: str
+    outcome: float | None
+
+
+_LINE = TypeAdapter[Outcome | _Later](Outcome | _Later, config=ConfigDict(extra="forbid", allow_inf_nan=False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,11 +120,11 @@ class OutcomeLog:
                 lines = [line for file in files for line in _lines(file)]
                 if self._full() == full:  # else a writer has renamed a file, perhaps before it was read
                     break
-        later = {line["run"]: line["outcome"] for line in lines if "picks" not in line}
+        later: dict[str | None, float | None]
+        later = {line.run: line.outcome for line in lines if isinstance(line, _Later)}
         for line in lines:
-            if "picks" in line:
-                made = Outcome(**{**line, "picks": tuple(line["picks"]), "probabilities": tuple(line["probabilities"])})
-                yield replace(made, outcome=later.get(made.run, made.outcome))
+            if isinstance(line, Outcome):
+                yield replace(line, outcome=later.get(line.run, line.outcome))
 
     def _append(self, line: dict[str, Any]) -> None:
         timed = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line}
@@ -146,30 +161,15 @@ def checked_outcome(outcome: float | None) -> float | None:
     return float(outcome)
 
 
-def _lines(file: Path) -> Iterator[dict[str, Any]]:
-    names = {field.name for field in fields(Outcome)} - {"text"}
+def _lines(file: Path) -> Iterator[Outcome | _Later]:
     with file.open(encoding="utf-8", errors="replace") as lines:  # a letter may be cut off, too
         for number, text in enumerate(lines, start=1):
-            try:
-                line = json.loads(text[max(0, text.rfind(_BEGINS)) :])  # what is before it was cut off by a full disk
+            found = None
+            with suppress(ValueError, AttributeError, KeyError, TypeError):
+                line = from_json(text[max(0, text.rfind(_BEGINS)) :])  # what is before it was cut off by a full disk
                 line.pop("time")
-                fits = line.keys() - {"text"} in (names, {"run", "outcome"}) and _sound(line)
-            except (ValueError, AttributeError, KeyError, TypeError, OverflowError, RecursionError):
-                fits = False
-            if fits:
-                yield line
+                found = _LINE.validate_python(line)
+            if isinstance(found, _Later) or (found and len(found.picks) == len(found.probabilities)):
+                yield found
             elif text.endswith("\n") or not text.startswith(_BEGINS):  # else it is cut off
                 raise InputError(f"{file}, line {number}: not a line of an outcome log")
-
-
-def _sound(line: dict[str, Any]) -> bool:
-    """Whether all values of a line have the right types; an exception also means no."""
-    picks, chances = line.get("picks", ()), line.get("probabilities", ())
-    texts = [*picks, *(line.get(name) for name in ("question", "policy", "run", "text"))]
-    numbers = [line["outcome"], line.get("explore"), *chances]
-    "".join(text for text in texts if text is not None).encode()  # half a surrogate pair is no text
-    return (
-        len(picks) == len(chances)
-        and all(number is None or (isinstance(number, int | float) and math.isfinite(number)) for number in numbers)
-        and all(chance is None or 0 <= chance < 1.01 for chance in chances)  # rounding
-    )

@@ -354,16 +354,6 @@ def _started(work: Callable[[], None], failure: str) -> threading.Thread:
     return thread
 
 
-def _forked() -> None:
-    """Begin anew in a forked process, where the threads that hold locks or fit don't exist."""
-    for store in tuple(_stores):
-        store._begin(store.now)
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forked)
-
-
 @atexit.register
 def _stop() -> None:
     _ending.set()

@@ -290,7 +290,7 @@ def test_control_c_exits_130_with_one_line(capsys, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])
 def test_a_signal_is_control_c(tiny, here, name):
     script = (
         "import os, signal, sys\nfrom rcr_trainer import cli, pipeline\n"

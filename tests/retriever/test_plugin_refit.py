@@ -60,31 +60,6 @@ def test_it_is_as_a_fit_to_all_examples(retriever: SequentialCompositionalRetrie
     assert pickle.loads(pickle.dumps(retriever)).invoke(NEW[0]["source"]) == retriever.invoke(NEW[0]["source"])
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-def test_a_process_forked_during_a_fit_adds_and_fits(retriever: SequentialCompositionalRetriever) -> None:
-    held, done = threading.Event(), threading.Event()
-
-    def fit() -> None:
-        with retriever.store._refitting, retriever.store._changing:
-            held.set()
-            done.wait()
-
-    thread = threading.Thread(target=fit)
-    thread.start()
-    held.wait()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # from Python 3.12 on, for forking with threads
-        child = os.fork()
-    if not child:
-        signal.alarm(60)
-        retriever.add_examples(NEW)
-        retriever.refit()
-        os._exit(0)
-    done.set()
-    thread.join()
-    assert os.waitpid(child, 0)[1] == 0
-
-
 def test_it_says_when_it_is_worth_its_time(
     retriever: SequentialCompositionalRetriever, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

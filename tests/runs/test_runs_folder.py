@@ -219,6 +219,8 @@ def test_open_says_what_is_wrong(folder, tmp_path):
         ("[1]", "does not hold a JSON object"),
         ('{"format_version": 1}', "it has no 'stages'"),
         ('{"format_version": 1, "stages": {', "can't be read as JSON"),
+        (json.dumps(record | {"seed": float("nan")}), "can't be read as JSON: NaN"),
+        (json.dumps(record | {"stages": []}), "damaged"),
     ):
         (folder / "run.json").write_text(text)
         with pytest.raises(CheckpointError, match=complaint):

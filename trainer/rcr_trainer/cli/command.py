@@ -1,6 +1,7 @@
 """The command rcr-train: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C and SIGTERM, 1 with a traceback for a bug.
+Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C, SIGTERM and SIGHUP, 1 with a traceback for a
+bug.
 Of several processes, the first reports; an error is printed once per machine.
 """
 
@@ -38,8 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line, by default this process's, and return the exit code."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     try:
-        if argv is None:  # treat SIGTERM (from `timeout`, SLURM, `docker stop`) as Ctrl-C
-            signal.signal(signal.SIGTERM, signal.default_int_handler)
+        if argv is None:
+            # SIGTERM (`timeout`, SLURM, `docker stop`) and SIGHUP (a lost terminal; `nohup` ignores it) are as Ctrl-C.
+            for name in ("SIGTERM", "SIGHUP"):
+                if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_DFL:
+                    signal.signal(getattr(signal, name), signal.default_int_handler)
             for stream in (sys.stdout, sys.stderr):  # a terminal or pipe that isn't UTF-8 shows \u6cb3 in place of 河
                 stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
         parser = build_parser(arguments)

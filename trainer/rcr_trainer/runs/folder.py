@@ -155,6 +155,8 @@ class Run:
                 f"{folder / 'run.json'} has format {written}, this version reads {_FORMAT_VERSION}: "
                 "pip install --upgrade langchain-rcr"
             )
+        if not isinstance(record["stages"], dict):
+            raise CheckpointError(f"{folder / 'run.json'} is damaged: not the record of a run")
         if not (folder / "config.yaml").is_file():
             raise CheckpointError(f"{folder} is damaged: config.yaml is missing")
         run = cls(folder, run_config(folder / "config.yaml", flags), record)
