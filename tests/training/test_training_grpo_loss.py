@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio, surrogate
+from rcr_trainer.training.losses import gap, grpo_loss, kl_estimate, ratio, surrogate
 
 LOG2 = math.log(2)
 
@@ -37,6 +37,13 @@ def test_kl_by_hand():
     # ρ = 1, 2, ½: ρ − log ρ − 1
     got = kl_estimate(vector(-4.0, -4.0, -4.0), vector(-4.0, -4.0 + LOG2, -4.0 - LOG2))
     assert got.tolist() == pytest.approx([0.0, 1 - LOG2, LOG2 - 0.5])
+
+
+def test_what_differs_by_rounding_is_equal_and_has_no_gradient():
+    new = vector(-4.0 + 2e-5, -4.0 - 2e-5, -4.1).requires_grad_()
+    assert gap(new, vector(-4.0, -4.0, -4.0)).tolist() == pytest.approx([0, 0, -0.1])
+    kl_estimate(new, vector(-4.0, -4.0, -4.0)).sum().backward()
+    assert new.grad.tolist() == pytest.approx([0, 0, 1 - math.exp(0.1)])
 
 
 def test_the_estimate_is_the_divergence_on_average():

@@ -35,7 +35,7 @@ from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import FloatArray, estimate
 from rcr_trainer.training.environment import Development, Environment, Tally
-from rcr_trainer.training.losses import grpo_loss, kl_estimate, ratio
+from rcr_trainer.training.losses import gap, grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
 from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Figures, Job, Result, Runner
@@ -129,11 +129,11 @@ class _GRPO:
         reference = actor.reference_log_probs(rows, drawn)
         rewards, tally = self._rewards(rows, drawn)
         earned, penalty, greedy = rewards, 0.0 if self.advantage.kl_in_loss else config.beta, None
-        shaped = rewards - penalty * _gap(drawn.log_probs, reference).reshape(rewards.shape)
+        shaped = rewards - penalty * gap(drawn.log_probs, reference).cpu().numpy().reshape(rewards.shape)
         if self.advantage.reads_greedy:
             best = actor.draw(rows, None)
-            gap, own = _gap(best.log_probs, actor.reference_log_probs(rows, best)), self._rewards(rows, best)[0]
-            earned, greedy = np.hstack([rewards, own]), own[:, 0] - penalty * gap
+            left, own = gap(best.log_probs, actor.reference_log_probs(rows, best)), self._rewards(rows, best)[0]
+            earned, greedy = np.hstack([rewards, own]), own[:, 0] - penalty * left.cpu().numpy()
         advantages, scored = estimate(config.advantage, shaped, greedy)
         tally["reward"] = (rewards[scored].sum(), scored.sum())
         tally["unscored"] = ((~scored).sum(), scored.size)
@@ -200,11 +200,6 @@ class _GRPO:
             rewards = self.processes.gather(environment.score(queries[part], picks[part])[0], len(queries))
             figures["dev_reward"] = float(np.nanmean(rewards)) if np.isfinite(rewards).any() else math.nan
         return figures
-
-
-def _gap(old: Tensor, reference: Tensor) -> FloatArray:
-    """Log π_old(o) − log π_ref(o), (R,); rounded, or AdamW would follow rounding errors where both policies are one."""
-    return np.round((old - reference).double().cpu().numpy(), 4)
 
 
 # ---------------------------------------------------------------- the closing lines of the log
