@@ -28,3 +28,6 @@ def test_writing_takes_a_twentieth_of_the_time_at_most(tmp_path, monkeypatch):
 def test_the_learning_rate_climbs_and_falls():
     assert [runner.linear(step, 10, 0.0) for step in (0, 5, 10)] == [1.0, 0.5, 0.0]
     assert [round(runner.linear(step, 10, 0.2), 3) for step in (0, 1, 2, 6, 10)] == [0.5, 1.0, 1.0, 0.5, 0.0]
+    # A climb of half a step, or of one and a half, goes no higher.
+    assert [runner.linear(step, 10, 0.05) for step in (0, 10)] == [1.0, 0.0]
+    assert max(runner.linear(step, planned, 0.05) for planned in (1, 2, 30, 50) for step in range(planned)) == 1.0

@@ -287,5 +287,5 @@ def linear(step: float, planned: int, warmup: float) -> float:
     """Factor on the learning rate after `step` steps: warmup over a share of those planned, then linear decay to 0."""
     climb = warmup * planned
     if step < climb:
-        return (step + 1) / climb
+        return min(1.0, (step + 1) / climb)  # a climb of less than a step, in a short trial
     return max(0.0, (planned - step) / max(1.0, planned - climb))
