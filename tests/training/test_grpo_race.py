@@ -268,6 +268,26 @@ def test_changes_of_one_number_are_not_joined_and_few_answers_change_nothing():
     assert silent.variant == {}
 
 
+def test_where_nothing_races_nothing_is_asked(policy, monkeypatch):
+    asked = []
+
+    def earned(variant, rows):
+        asked.append(rows.stop - rows.start)
+        return np.full(rows.stop - rows.start, -len(variant))
+
+    changes = [{"a": 1}, {"b": 1}, {"c": 1}]
+    assert race(changes, earned, 1000, 100, lambda: sum(asked)) == ({}, 0, 0, 12)
+    assert sum(asked) == 48  # half of the answers; none of these three goes on to the other half
+    assert race(changes, earned, 1000, 100, lambda: sum(asked), lambda variant: False).questions == 0
+    assert sum(asked) == 48
+    # No more picks fit into the prompts, and there are no other changes.
+    monkeypatch.setattr(FAMILY, "changes_to", lambda *_: ())
+    config = RACE.model_copy(update={"prompt_tokens": 1})
+    with wants_labels() as llm:
+        reinforce(policy, config, llm)
+        assert llm.stats.nominal <= 1  # whether it gives probabilities
+
+
 def test_what_is_not_admitted_is_neither_asked_nor_joined():
     tried = []
 

@@ -74,6 +74,8 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     if config.prompt_tokens and config.k is None:
         more = [{"k": times * model.config.k} for times in TIMES if times * model.config.k <= variants.guard.room]
         changes += [variant for variant in more if variants.tokens(variant) <= config.prompt_tokens]
+    if not changes:
+        return
     logger.info("race: trying %d changes of the policy, with at most %d answers …", len(changes), config.race)
     _, share = variants.of({})
 
@@ -195,7 +197,9 @@ def race(
 
         Fills `before` with what the unchanged policy earns on these.
         """
-        rounds, begun, stop = max(1, math.ceil(math.log2(max(1, len(variants) / last)))), spent(), 0
+        if not variants:  # what the unchanged policy earns decides nothing
+            return []
+        rounds, begun, stop = max(1, math.ceil(math.log2(len(variants) / last))), spent(), 0
         gains = {at: np.empty(0) for at in range(len(variants))}
         for number in range(rounds):
             limit = begun + answers * (number + 1) // rounds
