@@ -220,13 +220,25 @@ def test_what_was_not_run_and_what_is_odd_is_said():
     said = "set_bsr, usually the strongest plain selector, was not run: it may come closer."
     assert advise(weak).endswith(said)
     assert said not in advise(make())
-    unpaid = make(exact=(60.0, 40.0), answers=ANSWERS)
-    assert said not in advise(unpaid)
-    unpaid.selectors["set_bsr"].exact_match = None  # the budget was spent on the others
-    assert advise(unpaid).endswith(f"rcr is worth deploying. {said}")
     text = advise(make(repeated=12))
     said = "12 of 200 questions are in the pool with their programs: rcr has seen them, and no selector may pick them."
     assert text.endswith(said)
+
+
+def test_a_budget_that_ends_before_the_rivals_are_answered_gives_no_verdict_for_ours():
+    spent = AnswersAsked("gpt-x", 200, 150, "the budget …", unpaid=True)
+    unpaid = make(exact=(60.0, 40.0), answers=spent)
+    assert advise(unpaid).endswith("rcr is worth deploying.")  # only the oracle has no answers
+    unpaid.selectors["set_bsr"].exact_match = None
+    assert "with those of bm25, the best plain selector by this measure, for 35.0 %" in advise(unpaid)
+    assert advise(unpaid).endswith(
+        "That is no verdict yet: the budget was spent before the picks of set_bsr were answered."
+    )
+    worse = make(exact=(20.0, 40.0), answers=spent)
+    worse.selectors["set_bsr"].exact_match = None
+    assert advise(worse).endswith("rcr is not worth deploying here: use bm25.")  # whatever the others do
+    unpaid.answers.unpaid = False  # its prompts are too long for the model
+    assert advise(unpaid).endswith("rcr is worth deploying.")
 
 
 def test_development_queries_are_called_so():
@@ -240,24 +252,28 @@ def test_development_queries_are_called_so():
 @pytest.mark.parametrize(
     ("before", "said"),
     [
-        (27.0, "Reinforcement helped (full coverage: +3.0 points, 95 % interval +1.0 to +5.0)."),
-        (29.0, "Reinforcement made no clear difference (full coverage: +1.0 points, 95 % interval -1.0 to +3.0)."),
+        (57.0, "Reinforcement helped (exact match: +3.0 points, 95 % interval +1.0 to +5.0)."),
+        (59.0, "Reinforcement made no clear difference (exact match: +1.0 points, 95 % interval -1.0 to +3.0)."),
         (
-            33.0,
-            "Reinforcement did harm (full coverage: -3.0 points, 95 % interval -5.0 to -1.0): the policy before it is "
+            63.0,
+            "Reinforcement did harm (exact match: -3.0 points, 95 % interval -5.0 to -1.0): the policy before it is "
             "in checkpoint-sft.",
         ),
     ],
 )
 def test_reinforcement(before, said):
-    assert said in advise(make(more={"rcr_without_rl": {"full_coverage": before}}))
+    more = {"rcr_without_rl": {"exact_match": before, "full_coverage": 20.0}}
+    assert said in advise(make(exact=(60.0, 40.0), more=more, answers=ANSWERS))
+    # Coverage doesn't tell: it is what reinforcement trades for answers.
+    assert advise(make(more=more)).endswith(
+        "There is no telling whether reinforcement helped (full coverage: +10.0 points, 95 % interval +8.0 to +12.0)."
+    )
 
 
 def test_reinforcement_by_answers_where_a_language_model_gave_some():
     before = {"rcr_without_rl": {"full_coverage": 33.0, "exact_match": 50.0}}
     text = advise(make(exact=(60.0, 40.0), more=before, answers=ANSWERS))
     assert text.endswith("Reinforcement helped (exact match: +10.0 points, 95 % interval +8.0 to +12.0).")
-    assert "Reinforcement did harm (full" in advise(make(more=before))
     before["rcr_without_rl"]["execution"] = 64.0
     text = advise(make(exact=(60.0, 40.0), rows=(60.0, 50.0), more=before, answers=ROWS))
     assert "Reinforcement did harm (right rows: -4.0 points, 95 % interval -6.0 to -2.0)" in text
@@ -359,8 +375,8 @@ def test_the_harness_measures_what_the_paragraph_says(tmp_path):
     pool = [Example(str(i), f"q{i}", f"f{i % 40} ( g{i % 40} )") for i in range(41)]
     queries = [Example(str(i), f"x{i}", f"f{i % 40} ( g{i % 40} )") for i in range(80)]
 
-    def perfect(questions, k, exclude, references):
-        rows = [[int(question[1:]) % 40, 40, *range(3)] for question in questions]
+    def perfect(questions, k, exclude):
+        rows = [[int(each.question[1:]) % 40, 40, *range(3)] for each in questions]
         return np.array([list(dict.fromkeys(row))[:k] for row in rows])
 
     options = {"k": 1, "split": "toy", "seed": 0}

@@ -62,7 +62,7 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
                 f"{gap}."
             )
         yield _verdict(report, gap)
-        if gap.clear > 0 and _gap(report, gap.metric, STRONGEST) is None:
+        if gap.clear > 0 and STRONGEST not in report.selectors:
             yield f"{STRONGEST}, usually the strongest plain selector, was not run: it may come closer."
     if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
         yield _on_reinforcement(report, change)
@@ -148,6 +148,11 @@ def _verdict(report: EvaluationReport, gap: Gap) -> str:
         how = " (evaluation.answers: true)" if report.answers is None else ""
         return f"Coverage doesn't tell whether rcr is worth deploying: only your language model's answers can{how}."
     if gap.clear > 0:
+        waiting = [name for name, each in report.selectors.items() if each.kind == "plain" and each.exact_match is None]
+        if waiting and report.answers is not None and report.answers.unpaid:
+            return (
+                f"That is no verdict yet: the budget was spent before the picks of {', '.join(waiting)} were answered."
+            )
         return "rcr is worth deploying."
     none = gap.name == NO_EXAMPLES
     if gap.clear < 0:
@@ -158,7 +163,7 @@ def _verdict(report: EvaluationReport, gap: Gap) -> str:
 
 def _on_reinforcement(report: EvaluationReport, gap: Gap) -> str:
     figure = f"{'right rows' if gap.metric == 'execution' else gap.metric.replace('_', ' ')}: {gap}"
-    if report.programs < FEW_PROGRAMS:
+    if gap.metric == "full_coverage":  # only answers tell
         return f"There is no telling whether reinforcement helped ({figure})."
     if gap.clear > 0:
         return f"Reinforcement helped ({figure})."
