@@ -320,8 +320,14 @@ def test_a_fit_alone_takes_no_time_for_each_question_and_candidate(monkeypatch):
 
 def test_a_pool_smaller_than_k():
     pool = SPLIT.train[:4]
-    with pytest.raises(DataError, match=r"the pool of 4 examples leaves a training query only 3 .* fewer than k = 4"):
+    with pytest.raises(
+        DataError,
+        match=r"the pool of 4 examples leaves a training query only 3 .* fewer than k = 4.*own_program: false",
+    ):
         train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, FAST)
+    allowed = FAST.model_copy(update={"exclude_own_program": False})
+    with pytest.raises(DataError, match=r"give more examples, or lower sft.k$"):
+        train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, allowed)
 
 
 def test_some_programs_do_not_parse():

@@ -92,7 +92,7 @@ class _SFT:
         """Find what descent learns from: Algorithm 1's picks for every query, and hard negatives."""
         config, pool, spec = self.config, self.job.pool, self.job.spec
         self.supervision = Supervision(self.queries, pool, spec, forbidden)
-        check_pool_size("sft", forbidden, len(pool), self.k)
+        check_pool_size("sft", forbidden, len(pool), self.k, own_program=config.exclude_own_program)
         self.sequences, gains = self.supervision.sequences(self.k)
         gaining = gains > 0
         if not gaining.any():

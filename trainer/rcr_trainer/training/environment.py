@@ -110,7 +110,7 @@ class Environment:
         )
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
         self.barred = self.held_out.barred(self.queries)
-        check_pool_size("grpo", self.barred, len(job.pool), config.picks(job.model.config))
+        check_pool_size("grpo", self.barred, len(job.pool), config.picks(job.model.config), own_program=new > 0)
         self.features = self.held_out.features(job.model, self.queries)
         self._unscored = 0
 

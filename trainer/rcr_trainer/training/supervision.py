@@ -77,13 +77,17 @@ class Supervision:
         return float(100 * recall(self.needs[rows], self.pool, positions[rows]).mean())
 
 
-def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int) -> None:
-    """Refuse a pool that leaves some training query fewer than k candidates."""
+def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int, *, own_program: bool) -> None:
+    """Refuse a pool that leaves some training query fewer than k candidates.
+
+    `own_program`: whether candidates with a query's own program may be forbidden, too.
+    """
     left = size - max((len(row) for row in forbidden), default=0)
     if left < k:
+        allowing = f", or set {stage}.exclude_own_program: false" if own_program else ""
         raise DataError(
             f"the pool of {size} examples leaves a training query only {left} to pick from, fewer than "
-            f"k = {k}: give more examples, lower {stage}.k, or set {stage}.exclude_own_program: false"
+            f"k = {k}: give more examples, or lower {stage}.k{allowing}"
         )
 
 
