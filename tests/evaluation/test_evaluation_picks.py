@@ -20,8 +20,8 @@ QUERIES = [Example("t0", "x0", "a ( b )"), Example("t1", "broken", "( ("), Examp
 
 def picked(**options):
     selectors = {
-        "rcr": lambda queries, k, exclude, references: np.array([[1, 2, 0][:k]] * len(queries)),
-        "random": lambda queries, k, exclude, references: np.array([[3, 1, 0][:k]] * len(queries)),
+        "rcr": lambda queries, k, exclude: np.array([[1, 2, 0][:k]] * len(queries)),
+        "random": lambda queries, k, exclude: np.array([[3, 1, 0][:k]] * len(queries)),
     }
     return evaluate(selectors, POOL, QUERIES, ProgramSpec(), **{"k": 2, "split": "toy", "seed": 0, **options})
 

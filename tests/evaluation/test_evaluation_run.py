@@ -14,7 +14,7 @@ from rcr_trainer.baselines.simple import BM25Selector
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.files import read_split
 from rcr_trainer.evaluation import stage
-from rcr_trainer.evaluation.report import read_picks
+from rcr_trainer.evaluation.report import MARKDOWN, PICKS, REPORT, read_picks
 from rcr_trainer.llm.cache import AnswerCache
 from rcr_trainer.llm.faults import AccessError
 from rcr_trainer.llm.model import LanguageModel
@@ -269,6 +269,26 @@ def test_more_budget_and_resume_answer_the_rest(capsys, here):
         assert "evaluation: done before" in capsys.readouterr().err
         assert [request.prompt for request in server.requests] == asked
     assert weights.stat().st_mtime_ns == trained
+
+
+def test_a_spent_budget_leaves_an_earlier_comparison_with_more_answers(capsys, here):
+    with answering(spec=LABELS) as server:
+        assert cli.main(["run", "demo.yaml", *asks(server)]) == 0
+        files = {name: (here / "runs/demo" / name).read_bytes() for name in (REPORT, PICKS, MARKDOWN)}
+        calls = len(server.requests)
+        flags = ["evaluate", "runs/demo", "--trust", "--k=2"]
+        capsys.readouterr()
+        assert cli.main([*flags, f"--llm.budget_calls={calls}"]) == 2
+        assert "the comparison in runs/demo has more answers, and stays" in capsys.readouterr().err
+        assert len(server.requests) == calls
+        assert files == {name: (here / "runs/demo" / name).read_bytes() for name in files}
+        assert Run.open("runs/demo").status == "finished"
+        # One that is no worse replaces it: here one without any answers, since the other is damaged.
+        (here / "runs/demo" / REPORT).write_text("{}")
+        assert cli.main([*flags, f"--llm.budget_calls={calls}"]) == 0
+        assert report().k == 2
+        assert cli.main([*flags, f"--llm.budget_calls={2 * calls}"]) == 0
+    assert None not in exact().values()
 
 
 def test_a_budget_that_was_spent_before_leaves_coverage_alone(capsys, here, monkeypatch):

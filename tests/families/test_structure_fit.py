@@ -10,6 +10,7 @@ from fake_backbone import FakeBackbone
 from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.held_out import HeldOut
+from rcr_trainer.evaluation.report import Question
 from rcr_trainer.evaluation.stage import policy_picks
 from rcr_trainer.rewards import make_reward
 from rcr_trainer.runs.tasks import Task
@@ -220,9 +221,9 @@ def test_reinforcement_sees_development_questions_of_the_pool_as_held_out(traine
 @pytest.mark.slow
 def test_development_questions_of_the_pool_are_asked_as_held_out(trained):
     model, dev, held_out = trained
-    questions, barred = [e.source for e in dev], held_out.barred(dev)
+    questions, barred = [Question(e.id, e.source, e.target, "", [], {}) for e in dev], held_out.barred(dev)
     task = Task(SPLIT.train, SPLIT.train, dev, dev, [], SPEC)
-    plain, asked = (policy_picks(model, task, part, held_out)(questions, 4, barred, None) for part in ("test", "dev"))
+    plain, asked = (policy_picks(model, task, part, held_out)(questions, 4, barred) for part in ("test", "dev"))
     vectors = model.query.vectors(held_out.features(model, dev))
     picks = greedy(vectors, model.encode_pool(ITEMS), model.state(), 4, exclude=barred).positions
     assert asked.tolist() == picks.tolist() != plain.tolist()

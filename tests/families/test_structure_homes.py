@@ -3,6 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from rcr_trainer.data import Example
+from rcr_trainer.data.held_out import HeldOut
+from rcr_trainer.evaluation.report import Question
+from rcr_trainer.evaluation.stage import policy_picks
+from rcr_trainer.runs.tasks import Task
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import sparse
@@ -212,3 +217,12 @@ def test_what_homes_tell_has_the_shapes_of_the_columns(shops, tmp_path):
     model.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError):
         TriEncoder.from_pretrained(tmp_path)
+
+
+def test_a_comparison_asks_a_question_of_two_homes_for_each():
+    pool = [Example(f"{home} {w}", f"which {w}", f"f({w})", home=home) for w in "abcdefghijkl" for home in ("no", "so")]
+    model = TriEncoder.fitted([each.item for each in pool], spec=SPEC, base=None, home=1.0)
+    asked = [Question(each.id, each.source, each.target, "", [], {}, home=each.home) for each in pool]
+    task = Task(pool, pool, [], pool, [], SPEC)
+    picks = policy_picks(model, task, "test", HeldOut(pool, pool, SPEC))(asked, 1, None)
+    assert [pool[at].home for at in picks[:, 0]] == [each.home for each in pool]

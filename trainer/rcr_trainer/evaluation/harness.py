@@ -41,8 +41,8 @@ from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
 
 logger = logging.getLogger(__name__)
 
-PickFunction: TypeAlias = Callable[[Sequence[str], int, Exclude, Sequence[str] | None], np.ndarray]
-"""(queries, k, exclude, references) → (B, k) positions; the picks for k begin those for any larger k."""
+PickFunction: TypeAlias = Callable[[Picks, int, Exclude], np.ndarray]
+"""(questions, k, exclude) → (B, k) positions; the picks for k begin those for any larger k."""
 Selector: TypeAlias = PickFunction | Baseline
 Selectors: TypeAlias = Mapping[str, Selector]
 
@@ -127,8 +127,9 @@ def evaluate(
 
 def _picked(selector: Selector, asked: Picks, k: int, excluded: list[np.ndarray]) -> np.ndarray:
     """Positions (B, k)."""
-    pick = selector.pick if isinstance(selector, Baseline) else selector
-    return np.asarray(pick([each.question for each in asked], k, excluded, [each.gold for each in asked]))
+    if isinstance(selector, Baseline):
+        return selector.pick([each.question for each in asked], k, excluded, [each.gold for each in asked])
+    return np.asarray(selector(asked, k, excluded))
 
 
 def _put_picks(

@@ -123,6 +123,11 @@ class EvaluationReport:
         return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
 
     @property
+    def answered(self) -> int:
+        """With how many selectors' picks a language model has answered."""
+        return sum(scores.exact_match is not None for scores in self.selectors.values())
+
+    @property
     def right(self) -> Metric:
         """The metric that decides whether answers are right: their results, given a database, else exact match."""
         return "execution" if self.answers is not None and self.answers.told else "exact_match"

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, get_args
 
 from langchain_rcr.basics.files import write_text
@@ -18,11 +17,12 @@ from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.data.files import read_split
 from rcr_trainer.data.held_out import HeldOut, share_held_out
-from rcr_trainer.errors import ConfigError
+from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.harness import PickFunction, answer, evaluate
 from rcr_trainer.evaluation.plain import learners, plain_selectors, resources_of
 from rcr_trainer.evaluation.report import MARKDOWN, OURS, WITHOUT_RL, EvaluationReport, Metric, Picks, write_picks
 from rcr_trainer.evaluation.table import report_text
+from rcr_trainer.llm.faults import BudgetExceeded
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.policies import load_model
@@ -37,14 +37,14 @@ def evaluation_stage(run: Run) -> EvaluationReport:
     """Compare the trained retriever, and after GRPO the one SFT left (`rcr_without_rl`), with plain selectors.
 
     Writes picks.jsonl, evaluation.json and report.md. A first comparison writes them without answers before it asks a
-    language model; a later one leaves the earlier files in place until the model has answered.
+    language model; a later one leaves the earlier files in place until the model has answered for as many selectors.
 
     Raises:
         CheckpointError: the run has no checkpoint yet.
         ConfigError: there are no queries of this split, or the run's folder names what the caller hasn't consented to.
         InputError: k is more than the pool offers.
-        LLMError: the language model can't be asked. A spent budget, or a model that scores no texts, is no error: see
-            the report's `missing` and `left_out`.
+        LLMError: the language model can't be asked. A model that scores no texts, or a spent budget, is no error (see
+            the report's `missing` and `left_out`), unless an earlier comparison has more answers: that stays.
     """
     config, evaluation = run.config, run.config.evaluation
     if not run.checkpoint.is_dir() or not run.done("grpo" if config.grpo.enabled else "sft"):
@@ -92,7 +92,8 @@ def evaluation_stage(run: Run) -> EvaluationReport:
             changed=changed,
         )
         # So that nothing is lost if the model fails; but it leaves an earlier comparison until it has answered.
-        if not (asks and run.done("evaluation")):
+        again = asks and run.done("evaluation")
+        if not again:
             _keep(run, policies[OURS], report, picks)
         if llm is not None and asks:
             answer(
@@ -105,10 +106,21 @@ def evaluation_stage(run: Run) -> EvaluationReport:
                 execution=build_execution(config, task.spec),
                 money=config.llm.money,
             )
+            if again:
+                _check_answers(run, report)
             _keep(run, policies[OURS], report, picks)
         elif config.llm.given and evaluation.answers is None:
             logger.info("%s is not asked, as it may charge for it: evaluation.answers: true", config.llm.model)
     return report
+
+
+def _check_answers(run: Run, report: EvaluationReport) -> None:
+    """Refuse a comparison that a spent budget left with answers for fewer selectors than the one in the folder."""
+    if report.answers is None or not report.answers.unpaid:
+        return
+    with suppress(DataError):  # what is there is damaged
+        if EvaluationReport.read(run.path).answered > report.answered:
+            raise BudgetExceeded(f"{report.answers.missing}; the comparison in {run.path} has more answers, and stays")
 
 
 def _keep(run: Run, policy: TriEncoder, report: EvaluationReport, picks: Picks) -> None:
@@ -132,20 +144,19 @@ def _keep(run: Run, policy: TriEncoder, report: EvaluationReport, picks: Picks) 
 
 
 def policy_picks(model: TriEncoder, task: Task, split: str, held_out: HeldOut) -> PickFunction:
-    """The policy as a function (queries, k, exclude, references) → positions (B, k); encodes the pool once.
+    """The policy as a function of questions, which encodes the pool once.
 
     E_x may have been fitted to development queries; on split dev it picks for them as if it had not.
     """
-    homes = {query.source: query.home for query in task.held_out(split)}
     fitted = task.dev if split == "dev" else []
     vectors = model.query.vectors(held_out.features(model, fitted)) if fitted else ()
-    known = dict(zip((query.source for query in fitted), vectors, strict=True))
+    known = dict(zip((query.id for query in fitted), vectors, strict=True))
     index = MatrixTable(model.encode_pool([example.item for example in task.pool]))
 
-    def pick(queries: Sequence[str], k: int, exclude: Any, references: Sequence[str] | None) -> Any:
-        vectors = model.encode_queries(queries, homes=[homes.get(query, "") for query in queries])
-        for row, query in enumerate(queries):
-            vectors[row] = known.get(query, vectors[row])
+    def pick(asked: Picks, k: int, exclude: Any) -> Any:
+        vectors = model.encode_queries([each.question for each in asked], homes=[each.home for each in asked])
+        for row, each in enumerate(asked):
+            vectors[row] = known.get(each.id, vectors[row])
         return greedy(vectors, index, model.state(), k, exclude=exclude).positions
 
     return pick
