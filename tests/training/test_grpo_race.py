@@ -13,7 +13,7 @@ from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.race import FEWER, Guard, mildest, race
+from rcr_trainer.race import FEWER, Guard, is_clear, race
 from rcr_trainer.rewards import Reward, RewardError, make_reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
@@ -323,22 +323,21 @@ def test_the_guard_sees_that_picks_of_the_likest_words_hide_labels(policy):
 
 
 @pytest.mark.parametrize(
-    ("gains", "taken"),
+    ("gains", "clear"),
     [
-        ([[0], [1, 1, 1, 0], [1, 1, 1, 1]], 2),  # the best has no doubt: what earns less by any amount is worse
-        ([[0], [1, 1, 0, 1], [2, 0, 2, 0]], 1),  # means 0.75 and 1; standard error of the second √(4/3) / √4 = 0.577
-        ([[0], [0, 1, 0, 0], [2, 0, 2, 0]], 2),  # 0.25 is further from 1 than that
-        ([[0], [0, 0, 0, 1]], 0),  # 0.25 ± 0.25: it may be nothing
-        ([[0], [0.5, 0.5], [0.5, 0.5]], 1),
-        ([[0], [0.009, 0.009]], 0),  # sure, and not worth it
-        ([[0], [0.011, 0.011]], 1),
-        ([[0], [-1, 1]], 0),
-        ([[0], [np.nan, 1], [np.nan, np.nan]], 1),
-        ([[0], [np.nan, np.nan]], 0),
+        ([1, 1, 0, 1], True),  # 0.75 with a standard error of 0.25
+        ([0, 0, 0, 1], False),  # 0.25 ± 0.25: it may be nothing
+        ([0.009, 0.009], False),  # sure, and not worth it
+        ([0.011, 0.011], True),
+        ([-1, 1], False),
+        ([-1, -1], False),
+        ([np.nan, 1, 1], True),
+        ([np.nan, 1], False),  # one question has no standard error
+        ([np.nan, np.nan], False),
     ],
 )
-def test_the_mildest_within_a_standard_error_of_the_best_by_hand(gains, taken):
-    assert mildest([np.float64(each) for each in gains]) == taken
+def test_what_is_clear_by_hand(gains, clear):
+    assert is_clear(np.float64(gains)) is clear
 
 
 @pytest.mark.parametrize(("answers", "reward"), [(0, "correctness"), (400, "context_coverage")])

@@ -85,6 +85,9 @@ def run(job: Job, environment: Environment, config: GRPOSettings) -> None:
     won = race(changes, variants.earned, len(variants.rows), config.race, variants.spent, admitted)
     model.vary(won.variant)
     chosen = ", ".join(f"{name} {value}" for name, value in won.variant.items()) or "no change"
+    if not won.questions:
+        logger.info("race: no change was tried: the guard admits none, or there are too few answers")
+        return
     message = "race: %s won (%s %.3f → %.3f on %d held-out questions)"
     logger.info(message, chosen, variants.reward.name, won.before, won.after, won.questions)
 
@@ -180,10 +183,10 @@ def race(
     spent: Callable[[], int],
     admitted: Callable[[Variant], bool] = lambda variant: True,
 ) -> Winner:
-    """Find the variant that earns most, or one that differs less and earns as much.
+    """Find the variant that earns most, if that is clear (`is_clear`).
 
     Args:
-        changes: of one number each, the mildest first.
+        changes: of one number each; of two that earn the same, the first is taken.
         earned: the rewards (n,) of a variant on some of the questions; NaN: there is none.
         questions: how many there are, in random order.
         answers: the most to ask for. Variants with the same picks share them.
@@ -215,10 +218,12 @@ def race(
 
     alone = halved([*filter(admitted, changes)], answers // 2, TOGETHER)
     joined = [*together([variant for variant, gains in alone if _mean(gains) > 0], 1)]
-    finalists = [({}, np.zeros(1)), *halved([*filter(admitted, joined)], end - spent(), 1)]
-    winner, gains = finalists[mildest([gains for _, gains in finalists])]
-    asked = before[: len(finalists[-1][1])] if joined else before[np.isfinite(before)]
-    return Winner(winner, _mean(asked), _mean(asked) + _mean(gains), len(asked))
+    finalist = halved([*filter(admitted, joined)], end - spent(), 1)
+    asked = before[: len(finalist[0][1])] if finalist else before[np.isfinite(before)]
+    for variant, gains in finalist:
+        if is_clear(gains):
+            return Winner(variant, _mean(asked), _mean(asked) + _mean(gains), len(asked))
+    return Winner({}, _mean(asked), _mean(asked), len(asked))
 
 
 def together(changes: Sequence[Variant], fewest: int) -> Iterator[Variant]:
@@ -230,18 +235,14 @@ def together(changes: Sequence[Variant], fewest: int) -> Iterator[Variant]:
                 yield joined
 
 
-def mildest(gains: Sequence[FloatArray]) -> int:
-    """The position of the first variant that gains as much as the best, less its standard error or `WORTH` if larger.
+def is_clear(gains: FloatArray) -> bool:
+    """Whether gains (n,) of a variant, NaN where there is no answer, are more on average than their standard error.
 
-    The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): held-out questions can't tell these
-    variants apart, and the smallest change does the least harm on questions unlike them. Variants are given mildest
-    first, by what each earns on every question beyond the unchanged policy; NaN: no answer.
+    The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): else held-out questions can't tell it from
+    the unchanged policy, which does the least harm on questions unlike them. Nor are less than `WORTH` worth a change.
     """
-    known = [each[np.isfinite(each)] for each in gains]
-    means = [each.mean() if len(each) else -math.inf for each in known]
-    best = known[int(np.argmax(means))]
-    error = best.std(ddof=1) / math.sqrt(len(best)) if len(best) > 1 else 0.0
-    return next(at for at, mean in enumerate(means) if mean >= max(means) - max(error, WORTH))
+    known = gains[np.isfinite(gains)]
+    return len(known) > 1 and bool(known.mean() > max(known.std(ddof=1) / math.sqrt(len(known)), WORTH))
 
 
 def _mean(values: FloatArray) -> float:

@@ -133,7 +133,7 @@ class SFTSettings(StageSettings):
     zero_gain_steps: bool = False
     """loss infonce: also train on steps where nothing is left to cover and all candidates tie (paper: yes)."""
     patience: int | None = Field(10, ge=1)
-    """Stop after this many evaluations without better dev coverage; null: never."""
+    """Stop after this many evaluations without better dev coverage; null, or with keep: last: never."""
 
     @model_validator(mode="after")
     def _agree(self) -> SFTSettings:
@@ -197,4 +197,4 @@ class GRPOSettings(StageSettings):
     best_by: Literal["reward", "coverage"] = "reward"
     """Development figure that decides which weights are kept; coverage asks no language model."""
     patience: int | None = Field(None, ge=1)
-    """Stop after this many evaluations without a better development figure; null: never."""
+    """Stop after this many evaluations without a better development figure; null, or with keep: last: never."""
