@@ -10,7 +10,7 @@ import pytest
 import torch
 import warm
 from answering import answering, asks
-from rcr_trainer import cli
+from rcr_trainer import cli, pipeline
 from rcr_trainer.data.files import read_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import AnswerCache, Use
@@ -52,6 +52,13 @@ def weights(folder):
 
 def rows(folder):
     return [{k: v for k, v in row.items() if k != "time"} for row in logged(folder, "grpo")]
+
+
+def test_grpo_is_refused_on_a_device_that_cannot_draw(capsys, monkeypatch, here):
+    monkeypatch.setattr(pipeline, "device_of", lambda config: config.device)  # Apple's GPUs have no float64
+    assert cli.main(["run", "demo.yaml", "--device=mps"]) == 2
+    assert "device = 'mps' has no numbers of 64 bits, with which GRPO draws" in capsys.readouterr().err
+    assert not (here / "runs").exists()
 
 
 def test_a_run_with_grpo_compares_the_policy_before_and_after(capsys, here):

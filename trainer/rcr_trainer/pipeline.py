@@ -32,7 +32,7 @@ from rcr_trainer.evaluation.plain import learners, try_scoring
 from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.evaluation.stage import check_candidates, evaluation_stage
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.rewards import check_reward
+from rcr_trainer.rewards.reward import check_reward
 from rcr_trainer.runs.folder import INCIDENTAL, Run, check_free, hold, in_short, names_in
 from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
@@ -135,7 +135,12 @@ def _wanted(config: Settings, until: str) -> list[str]:
 
 
 def _is_done(run: Run, name: str) -> bool:
-    return run.done(name) and not (name == "evaluation" and _unpaid(run))
+    """Whether a stage is done; not if the run's own evaluation lacks answers or selectors for a spent budget."""
+    if name != "evaluation" or not run.done(name):
+        return run.done(name)
+    report = EvaluationReport.read(run.path)
+    unpaid = report.unpaid or (report.answers is not None and report.answers.unpaid)
+    return bool(report.changed) or not unpaid
 
 
 def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) -> None:
@@ -154,7 +159,8 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
     """Load the split and its task, raising early any `RCRError` that would otherwise stop the run later."""
     # Fail before anything is read or downloaded.
     get_parser(config.program.language)
-    device_of(config)
+    if device_of(config) == "mps" and config.grpo.enabled:
+        raise ConfigError("device = 'mps' has no numbers of 64 bits, with which GRPO draws: set device: cpu")
     split = load_split(config.data, config.seed)
     split.meta.pop(LANGUAGE, None)  # left by another run if data.directory is that run's data
     task = check_task(config, divide(config, split))
@@ -238,13 +244,6 @@ def is_done(config: Settings, until: str = "evaluation", *, unpaid: bool = False
     if others and run.done("grpo" if until != "sft" and run.config.grpo.enabled else "sft"):
         raise ConfigError(f"{config.folder} holds a run with other settings: {in_short(others)}; give another --out")
     return not changed and (run.done(until) if unpaid else _is_done(run, until))
-
-
-def _unpaid(run: Run) -> bool:
-    """Whether a spent budget left the run's own evaluation without some answers or selectors."""
-    report = EvaluationReport.read(run.path)
-    unanswered = report.answers is not None and report.answers.unpaid
-    return (report.unpaid or unanswered) and not report.changed
 
 
 def _changed(config: Settings) -> tuple[list[str], list[str]]:
