@@ -84,9 +84,10 @@ class LearnedSelector(Baseline):
         self._candidates = self.model.candidate.encode(items)
 
     def _pool_logits(self, states: NDArray[np.float32]) -> FloatArray:
-        """(R, N) logits of state vectors (R, D)."""
-        rounded: FloatArray = np.round((states @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
-        return rounded[:, self._row_of]
+        """(R, N) logits of state vectors (R, D); those of equal ones are equal, too."""
+        different, at = np.unique(states, axis=0, return_inverse=True)
+        rounded: FloatArray = np.round((different @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
+        return rounded[at][:, self._row_of]
 
     @property
     def _items(self) -> list[Item]:
@@ -232,5 +233,4 @@ def training_rows(pool: int, most: int | None) -> IntArray:
 
 def question_batches(count: int, size: int, rng: np.random.Generator) -> list[IntArray]:
     """All of `count` questions in random order, `size` at a time."""
-    order = rng.permutation(count)
-    return [order[start : start + size] for start in range(0, count, size)]
+    return np.split(rng.permutation(count), range(size, count, size))

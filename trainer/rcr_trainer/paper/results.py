@@ -87,8 +87,8 @@ class Result:
         ours, gaps = answered.pop(self.reference, {}), {}
         for label, theirs in answered.items():
             if both := [key for key in ours if key in theirs]:
-                exact = {OURS: [ours[key][1] for key in both], label: [theirs[key][1] for key in both]}
-                rates = {name: np.array(each, dtype=float) for name, each in exact.items()}
+                named = {OURS: ours, label: theirs}
+                rates = {name: np.array([own[key][1] for key in both], dtype=float) for name, own in named.items()}
                 interval = paired_intervals(rates, [(key[0], ours[key][0]) for key in both]).get(label)
                 gaps[label] = (100 * float((rates[OURS] - rates[label]).mean()), interval)
         return gaps

@@ -116,7 +116,7 @@ class Sweep:
 
     def outcomes(self) -> list[Outcome]:
         """The results of the finished runs, row by row."""
-        hidden = set() if self.selectors is None else set(baselines.names()) - set(self.selectors)
+        hidden = set() if self.selectors is None else set(baselines.BASELINES) - set(self.selectors)
         outcomes = []
         for cell, variant, report in self._reports():
             picks = read_picks(cell.config.folder)
@@ -171,9 +171,11 @@ class Sweep:
         labels = {self.table.reference, *map(name_of, self.selectors)}
         rows = [{row.label for row in variant.rows.values()} for variant in variants]
         for name in self.selectors:
-            if not self.table.selectors or (name not in baselines.names() and name_of(name) not in set().union(*rows)):
+            if not self.table.selectors or (
+                name not in baselines.BASELINES and name_of(name) not in set().union(*rows)
+            ):
                 own = [name for name in published()["selectors"] if name_of(name) in set().union(*rows)]
-                known = ", ".join([*own, *baselines.names()]) if self.table.selectors else "none in this table"
+                known = ", ".join([*own, *baselines.BASELINES]) if self.table.selectors else "none in this table"
                 raise ConfigError(f"--selectors: there is no row '{name}' (known: {known})")
         return [each for each, has in zip(variants, rows, strict=True) if REST in each.rows or has & labels]
 
@@ -181,7 +183,7 @@ class Sweep:
     def _compared(self) -> list[str]:
         """The selectors that the table compares with ours, unless the settings name others."""
         if self.selectors is not None:
-            return [name for name in baselines.names() if name in self.selectors]
+            return [name for name in baselines.BASELINES if name in self.selectors]
         return [] if "selectors" in self.settings.get("evaluation", {}) else list(self.table.selectors)
 
     def _undone(self, variant: Variant) -> str:
