@@ -229,7 +229,8 @@ def measured(
     drafts: Sequence[str | None] | None = None,
 ) -> dict[str, list[float | None]]:
     """By measure, what each question got: exact and execution 0 or 1, log P of the gold program."""
-    from rcr_trainer.rewards import correctness, score
+    from rcr_trainer.rewards.ours import correctness
+    from rcr_trainer.rewards.reward import score
     from rcr_trainer.runs.tasks import build_execution
 
     found: dict[str, list[float | None]] = {}

@@ -28,7 +28,7 @@ from langchain_core.example_selectors import BaseExampleSelector, SemanticSimila
 from langchain_core.language_models import BaseChatModel
 from langchain_core.vectorstores import InMemoryVectorStore
 from pydantic import SecretStr
-from rcr_trainer.rewards import execution
+from rcr_trainer.rewards.ours import execution
 
 from langchain_rcr import (
     InputError,

@@ -17,7 +17,7 @@ from rcr_trainer.data.covr import covr_split
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import runner as training_runner
 from rcr_trainer.training.processes import Processes, join

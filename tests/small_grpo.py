@@ -1,7 +1,7 @@
 """GRPO of a small lexical policy on forty of COVR's questions."""
 
 from rcr_trainer.data.covr import covr_split
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo
 

@@ -304,7 +304,7 @@ ENGINES = {name for name in langchain_rcr.__all__ if name.endswith("Index")}
 NAMES = {
     "langchain_rcr/families/": set(family_names()),
     "langchain_rcr/index/": ENGINES,
-    "rcr_trainer/baselines/": set(baselines.names()),
+    "rcr_trainer/baselines/": set(baselines.BASELINES),
 }
 KNOWN = {
     ("langchain_rcr/pool/making.py", "VectorStoreIndex"),  # what LangChain's `from_examples` takes

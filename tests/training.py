@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rcr_trainer import grpo, race, sft
 from rcr_trainer.llm.cache import Answer
-from rcr_trainer.rewards import Reward
+from rcr_trainer.rewards.reward import Reward
 from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.registry import StageSettings
 from rcr_trainer.training.runner import Job, Result, Runner

@@ -35,7 +35,7 @@ REST = (
     "rcr_trainer.llm.model",
     "rcr_trainer.pipeline",
     "rcr_trainer.race",
-    "rcr_trainer.rewards",
+    "rcr_trainer.rewards.ours",
     "rcr_trainer.sft",
     "scipy.optimize",
 )

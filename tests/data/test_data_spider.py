@@ -11,7 +11,8 @@ from rcr_trainer.data.examples import Example
 from rcr_trainer.data.files import read_split
 from rcr_trainer.data.spider import KINDS, spider_split
 from rcr_trainer.errors import DataError
-from rcr_trainer.rewards import make_reward, score
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import score
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec

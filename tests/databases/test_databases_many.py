@@ -11,12 +11,14 @@ from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
 from langchain_core.prompts import PromptTemplate
 from rcr_trainer.data.examples import Example
-from rcr_trainer.rewards import ProgramError, make_reward, score
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import score
 
 from langchain_rcr import InputError, Prompt, text_to_sql_chain
 from langchain_rcr.chains.few_shot import PICKED
 from langchain_rcr.databases.database import Database
 from langchain_rcr.databases.many import Databases, are_many
+from langchain_rcr.errors import ProgramError
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec(language="sql:sqlite")

@@ -16,12 +16,13 @@ import pytest
 from attacked import attacked
 from cities import rewards
 from rcr_trainer.data.examples import Example
-from rcr_trainer.rewards import ProgramError, make_reward, score
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import score
 
 from langchain_rcr import schema_text
 from langchain_rcr.databases import worker as query_worker
 from langchain_rcr.databases.database import address_of, open_database
-from langchain_rcr.errors import InputError, MissingExtraError
+from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
 from langchain_rcr.programs import ProgramSpec
 
 # ---------------------------------------------------------------- addresses

@@ -15,13 +15,12 @@ from pathlib import Path
 import pytest
 from attacked import attacked
 from cities import city_database
-from rcr_trainer.rewards import ProgramError
 
 from langchain_rcr.databases import worker as query_worker
 from langchain_rcr.databases.database import Database, open_database
 from langchain_rcr.databases.many import Databases
 from langchain_rcr.databases.schema import schema_text
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, ProgramError
 
 
 @pytest.fixture

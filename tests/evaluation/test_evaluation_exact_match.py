@@ -14,10 +14,11 @@ from rcr_trainer.evaluation.table import table
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import AccessError, BudgetExceeded, LLMError, TooLongError
 from rcr_trainer.llm.settings import LLMSettings
-from rcr_trainer.rewards import ProgramError, execution
+from rcr_trainer.rewards.ours import execution
 from reports import report as report_on
 from reports import scores as scores_of
 
+from langchain_rcr.errors import ProgramError
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
 

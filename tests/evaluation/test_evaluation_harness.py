@@ -130,7 +130,7 @@ def test_trade_offs_are_chosen_by_what_counts():
 
 @pytest.mark.slow
 def test_all_plain_selectors_end_to_end():
-    names = [name for name in baselines.names() if name not in (*LEARN, *OWN_MODEL)]
+    names = [name for name in baselines.BASELINES if name not in (*LEARN, *OWN_MODEL)]
     plain = plain_selectors(POOL, EVERYTHING, dev=QUERIES[:4], names=names)
     assert list(plain.selectors) == names
     assert all(isinstance(selector, Baseline) for selector in plain.selectors.values())

@@ -52,7 +52,7 @@ def test_the_paragraph_at_the_end(capsys, here):
 def test_every_selector_in_a_whole_run(here):
     words = "what is the number of that are and color to a animal dog cat"
     folder = tiny_bert(here / "bert", words=words, positions=64)
-    names = ",".join(baselines.names())
+    names = ",".join(baselines.BASELINES)
     flags = [f"--evaluation.selectors={names}", f"--evaluation.embeddings={folder}", "--evaluation.answers=false"]
     flags += [f"--evaluation.bert={folder}", f"--evaluation.contriever={folder}"]
     flags += ["--llm.kind=local", f"--llm.model={PARSER}", "--baselines.queries=5", "--baselines.epochs=1"]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example
-from rcr_trainer.data.held_out import HeldOut, own_positions, share_held_out, taken_from
+from rcr_trainer.data.held_out import Barred, HeldOut, share_held_out, taken_from
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.families.folds import ALONE, CLUSTER, FOLDS, LARGEST, PROGRAM, Folds
@@ -172,7 +172,7 @@ def test_what_is_barred_is_what_a_plain_reader_bars(groups, new):
     held_out = HeldOut(pool, pool, SPEC, new=new)
     numbers, theirs = (held_out.folds.numbers([e.item for e in every]) for every in (pool, queries))
     ways, barred = held_out.folds.ways([q.item for q in queries]), held_out.barred(queries)
-    own = [own_positions(queries, pool, SPEC, same_program=same) for same in (False, True)]
+    own = [Barred(queries, pool, SPEC, same) for same in (False, True)]
     for n, (query, way) in enumerate(zip(queries, ways, strict=True)):
         in_fold = (theirs[n, way] >= 0) & (numbers[:, way] == theirs[n, way])
         assert barred[n].tolist() == plainly_barred(query, pool, way != ALONE, in_fold)
@@ -185,7 +185,7 @@ def test_what_is_barred_is_found_when_it_is_asked_for():
     pool = [Example(str(n), f"question {n}", f"f{n % 9}(a)", group=str(n % 50)) for n in range(1500)]
     held_out = HeldOut(pool, pool, SPEC)
     tracemalloc.start()
-    every = [own_positions(pool, pool, SPEC), own_positions(pool, pool, SPEC, same_program=True), held_out.barred(pool)]
+    every = [Barred(pool, pool, SPEC), Barred(pool, pool, SPEC, with_program=True), held_out.barred(pool)]
     assert all(max(map(len, barred)) > 1400 for barred in every)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()

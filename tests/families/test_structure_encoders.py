@@ -11,7 +11,7 @@ from langchain_core.embeddings import Embeddings
 from rcr_trainer import sft
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import runner
 from training import train_grpo

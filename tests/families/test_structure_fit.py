@@ -12,7 +12,7 @@ from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.held_out import HeldOut
 from rcr_trainer.evaluation.report import Question
 from rcr_trainer.evaluation.stage import policy_picks
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.runs.tasks import Task
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data import Example
+from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import HeldOut
 from rcr_trainer.evaluation.report import Question
 from rcr_trainer.evaluation.stage import policy_picks

@@ -44,7 +44,7 @@ NURSERY = """
 import json, os, signal, sys
 
 import langchain_openai, torch._dynamo  # the optimiser loads the latter
-import rcr_trainer.baselines.simple, rcr_trainer.evaluation.stage, rcr_trainer.llm.client, rcr_trainer.rewards
+import rcr_trainer.baselines.simple, rcr_trainer.evaluation.stage, rcr_trainer.llm.client, rcr_trainer.rewards.ours
 from rcr_trainer import cli, grpo, pipeline, sft
 from rcr_trainer.training import runner
 

@@ -152,7 +152,7 @@ def test_everyone_is_compared_who_can_be(tmp_path, llm, learned):
     assert names == ["structure_coverage", "correctness", *(["likelihood"] if learned else [])]
     left_out = set(RIVALS) - set(grpo.config.evaluation.selectors)
     assert left_out == (set() if learned else {"epr", "se2", "se2_tri", "ceil", "iterr", "llm_r"})
-    assert set(RIVALS) <= set(baselines.names())
+    assert set(RIVALS) <= set(baselines.BASELINES)
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from langchain_core.runnables import ConfigurableField
 from rcr_trainer import pipeline
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import read_split
-from rcr_trainer.data.held_out import HeldOut, own_positions
+from rcr_trainer.data.held_out import Barred, HeldOut
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.report import read_picks
-from rcr_trainer.rewards import score, structure_coverage
+from rcr_trainer.rewards.ours import structure_coverage
+from rcr_trainer.rewards.reward import score
 from rcr_trainer.runs.tasks import divide
 from rcr_trainer.settings import Settings
 from toys import lexical
@@ -79,7 +80,7 @@ def test_nothing_of_another_group_is_ever_left(new: float) -> None:
     every = [
         (task.queries, held_out.barred(task.queries)),
         (task.dev, held_out.barred(task.dev)),
-        (task.test, own_positions(task.test, task.pool, SPEC)),
+        (task.test, Barred(task.test, task.pool, SPEC)),
     ]
     for queries, barred in every:
         assert queries
@@ -92,7 +93,7 @@ def test_nothing_of_another_group_is_ever_left(new: float) -> None:
 def test_without_groups_any_example_may_be_picked() -> None:
     across = settings(data={"task": "files", "train": "x.jsonl", "dev_size": 4})
     task = divide(across, Split("files", examples(ROWS)))
-    assert all(len(row) == 1 for row in own_positions(task.queries, task.pool, SPEC))
+    assert all(len(row) == 1 for row in Barred(task.queries, task.pool, SPEC))
 
 
 def test_queries_whose_group_is_too_small_are_left_out(caplog: pytest.LogCaptureFixture) -> None:

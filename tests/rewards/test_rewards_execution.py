@@ -8,9 +8,11 @@ from places import DATA
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.text2sql import text2sql_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards import ProgramError, RewardError, check_reward, execution, make_reward, score
+from rcr_trainer.rewards.ours import execution, make_reward
+from rcr_trainer.rewards.reward import RewardError, check_reward, score
 
 from langchain_rcr.databases.results import Result
+from langchain_rcr.errors import ProgramError
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec(language="sql:sqlite")

@@ -7,17 +7,8 @@ import numpy as np
 import pytest
 from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.rewards import (
-    Reward,
-    RewardError,
-    check_reward,
-    context_coverage,
-    correctness,
-    make_reward,
-    mixture,
-    score,
-    structure_coverage,
-)
+from rcr_trainer.rewards.ours import context_coverage, correctness, make_reward, mixture, structure_coverage
+from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.programs import ProgramSpec

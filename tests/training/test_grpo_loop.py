@@ -10,7 +10,8 @@ from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer
-from rcr_trainer.rewards import Reward, make_reward
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import Reward
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical, run

@@ -14,7 +14,8 @@ from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.race import FEWER, Guard, is_clear, race
-from rcr_trainer.rewards import Reward, RewardError, make_reward
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import Reward, RewardError
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.environment import Environment

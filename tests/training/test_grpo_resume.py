@@ -5,7 +5,8 @@ import pytest
 import torch
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded
-from rcr_trainer.rewards import RewardError, make_reward
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import RewardError
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import runner as training_runner
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, lexical, run

@@ -31,7 +31,7 @@ threads: 1
 REWARD = """
 import os, signal
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards.ours import make_reward
 
 plain = make_reward("structure_coverage", ProgramSpec())
 calls = 0

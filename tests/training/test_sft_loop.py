@@ -7,7 +7,7 @@ import pytest
 import torch
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example
-from rcr_trainer.data.held_out import own_positions
+from rcr_trainer.data.held_out import Barred
 from rcr_trainer.errors import DataError
 from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training import losses, runner
@@ -221,7 +221,7 @@ def test_a_batch_encodes_each_text_once_and_no_pick_that_it_does_not_need(bert, 
         texts = [ids for encoder, ids in encoded if encoder is part]
         assert len(texts) == 1
         assert len(set(texts[0])) == len(texts[0])
-    own = own_positions(pool, pool, SPEC, same_program=True)
+    own = Barred(pool, pool, SPEC, with_program=True)
     sequences, gains = Supervision(pool, pool, SPEC, own).sequences(3)
     needed = {pick for row, gained in zip(sequences, gains, strict=True) for pick in row[: np.sum(gained > 0) - 1]}
     assert len(next(ids for encoder, ids in encoded if encoder is model.context)) == len(needed) < len(pool)
@@ -311,7 +311,7 @@ def test_no_program_parses():
 
 def test_a_fit_alone_takes_no_time_for_each_question_and_candidate(monkeypatch):
     found = []
-    monkeypatch.setattr("rcr_trainer.sft.own_positions", lambda *each, **own: found.append(each))
+    monkeypatch.setattr("rcr_trainer.sft.Barred", lambda *each: found.append(each))
     monkeypatch.setattr(Supervision, "sequences", lambda *each: found.append(each))
     result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFTSettings(epochs=0))
     assert (result.rounds, result.steps, found) == (0, 0, [])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from rcr_trainer.data.covr import covr_split
-from rcr_trainer.data.held_out import own_positions
+from rcr_trainer.data.held_out import Barred
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training.actor import Actor, Leaf
@@ -80,7 +80,7 @@ def build(family, bert):
 def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, train_candidates, block):
     monkeypatch.setattr(actor_module, "_BLOCK", block)
     model, config = build(family, bert), GRPOSettings(k=3, group_size=3)
-    barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
+    barred = Barred(SPLIT.train, SPLIT.train, SPEC, with_program=True)
     queries = model.query.featurize(questions(SPLIT.train))
     actor = Actor(model, queries, SPLIT.train, barred, settings(k=3, train_candidates=train_candidates, chunk=5))
     rows = np.array([3, 17])
@@ -166,7 +166,7 @@ def test_an_unused_leaf():
 
 
 def test_frozen_and_trained_candidates_agree_when_nothing_moves():
-    barred = own_positions(SPLIT.train, SPLIT.train, SPEC, same_program=True)
+    barred = Barred(SPLIT.train, SPLIT.train, SPEC, with_program=True)
     rows, uniforms = np.arange(5), np.random.default_rng(0).random((5, 4, 3))
     seen = []
     for train_candidates in (False, True):

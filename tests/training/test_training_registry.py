@@ -7,7 +7,7 @@ import pytest
 import torch
 from places import ROOT
 from rcr_trainer.data.covr import covr_split
-from rcr_trainer.rewards import make_reward
+from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training.registry import ADVANTAGES, LOSSES, Advantage, Loss
 from training import train_grpo, train_sft

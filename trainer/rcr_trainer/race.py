@@ -28,7 +28,8 @@ from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import UnscoredError
-from rcr_trainer.rewards import Reward, make_reward
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import Reward
 from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.environment import Environment, greedy_picks
 from rcr_trainer.training.registry import TIMES, GRPOSettings

@@ -170,9 +170,9 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
     """Which queries to compare on."""
     k: int | None = Field(None, ge=1)
     """Examples per query in the table; null: as many as the trained policy picks."""
-    selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.names(), ""))]] | None = Field(
+    selectors: list[Annotated[str, OneOf(lambda: dict.fromkeys(baselines.BASELINES, ""))]] | None = Field(
         None,
-        description=f"What the trained retriever is compared with: {', '.join(baselines.names())}; null: "
+        description=f"What the trained retriever is compared with: {', '.join(baselines.BASELINES)}; null: "
         f"{', '.join(baselines.USUAL)}, but {baselines.NO_EXAMPLES} only if a language model answers, and "
         f"{baselines.OF_SCHEMAS} only if questions have a field schema.",
     )

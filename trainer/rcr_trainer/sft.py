@@ -23,11 +23,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.basics.items import readable
@@ -35,7 +33,7 @@ from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
-from rcr_trainer.data.held_out import HeldOut, own_positions
+from rcr_trainer.data.held_out import Barred, HeldOut
 from rcr_trainer.errors import DataError
 from rcr_trainer.training.environment import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
@@ -44,9 +42,9 @@ from rcr_trainer.training.rollout import states
 from rcr_trainer.training.runner import Figures, Job, Result, Runner
 from rcr_trainer.training.supervision import (
     Batch,
-    HardNegatives,
     Supervision,
     check_pool_size,
+    hard_negatives,
     info_nce_batches,
     listwise_batches,
 )
@@ -62,10 +60,7 @@ def train(job: Job, config: SFTSettings) -> Result:
 
     The result is the same in all processes; a round is an epoch.
 
-    Raises:
-        DataError: no query has a program that parses, or the pool leaves some query fewer than k candidates.
-        ConfigError: training diverges.
-        CheckpointError: the state in `job.state_folder` can't be resumed from.
+    Raises as `Runner.run`, and a `DataError` if no query has a program that parses, or some query too few candidates.
     """
     stage = _SFT(job, config)
     stage.fit()
@@ -77,6 +72,7 @@ class _SFT:
         self.job, self.config, self.model, self.processes = job, config, job.model, job.processes
         self.k = config.picks(job.model.config)
         self.loss, self.device = LOSSES[config.loss], next(job.model.parameters()).device
+        self._tensor = job.model.query.given
         self.queries, pool, spec, own = list(job.queries), job.pool, job.spec, config.exclude_own_program
 
         self.held_out = HeldOut(pool, self.queries, spec, new=float(own), seed=job.seed)
@@ -84,7 +80,7 @@ class _SFT:
         self.rows: IntArray = np.empty(0, dtype=np.int64)
         """What an epoch goes through: (n,) queries to learn from or, in batch, (n, 2) query and step of each state."""
         if config.epochs:  # takes time for each query and candidate, and descent alone reads it
-            self._supervise(own_positions(self.queries, pool, spec, same_program=own))
+            self._supervise(Barred(self.queries, pool, spec, own))
         self.candidates, self.contexts = self.model.featurize_pool([e.item for e in pool])
         self.pool_vectors: PoolVectors | None = None
 
@@ -107,7 +103,7 @@ class _SFT:
         if self.loss.in_batch and config.bm25_worst:
             sources = [e.source for e in self.queries], [e.source for e in pool]
             picked, top, worst = self.sequences[:, :-1], config.bm25_top, config.bm25_worst
-            self.negatives = HardNegatives(self.supervision, picked, *sources, top=top, worst=worst).draw
+            self.negatives = hard_negatives(self.supervision, picked, *sources, top=top, worst=worst)
 
     # ------------------------------------------------------------------ the closed-form fit
 
@@ -189,7 +185,7 @@ class _SFT:
                 self.runner.advance()
         self.pool_vectors = None
         done = float(self.runner.result.rounds + 1)
-        every = torch.stack(losses).double().cpu().numpy()  # in one go: each read makes the GPU wait
+        every = torch.stack(losses).cpu().double().numpy()  # in one go: each read makes the GPU wait
         return {"epoch": done, "loss": float(np.mean(self.processes.sum(every)))}
 
     def _step(self, group: Sequence[Batch]) -> Tensor:
@@ -255,9 +251,6 @@ class _SFT:
         different, at = np.unique(rows, return_inverse=True)
         vectors: Tensor = encoder(features.select(different))
         return vectors[self._tensor(at)]
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self.device, non_blocking=True)
 
     # ------------------------------------------------------------------ development
 

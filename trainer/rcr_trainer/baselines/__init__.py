@@ -49,13 +49,8 @@ STRONGEST = "set_bsr"
 """The one to beat: of the untrained selectors, language models usually answer best with it (docs/results.md)."""
 
 
-def names() -> list[str]:
-    """The names of all baselines, in the order of reports."""
-    return list(BASELINES)
-
-
 def get_baseline(name: str) -> type[Baseline]:
-    """The class registered under one of `names()`; imports its module."""
+    """The class registered under this name; imports its module."""
     found: type[Baseline] = pkgutil.resolve_name(BASELINES[name])
     return found
 

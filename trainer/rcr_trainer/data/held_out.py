@@ -33,7 +33,7 @@ class Barred(Sequence[IntArray]):
     take Q × N numbers: with groups, most of the pool is barred.
 
     Args:
-        with_program: (Q,) whether candidates with the query's own program are barred, too.
+        with_program: whether candidates with the query's own program are barred, too; one for all or (Q,).
         folds: for each query, the positions of its fold, which are barred unless they are over half of its group.
     """
 
@@ -42,7 +42,7 @@ class Barred(Sequence[IntArray]):
         queries: Sequence[Example],
         pool: Sequence[Example],
         spec: ProgramSpec,
-        with_program: Sequence[bool] | BoolArray,
+        with_program: bool | BoolArray = False,
         folds: Sequence[IntArray] | None = None,
     ) -> None:
         numbers = defaultdict[object, int](count().__next__)  # equal traits have equal numbers
@@ -51,7 +51,8 @@ class Barred(Sequence[IntArray]):
             own = ("id", example.id), (example.source, example.target), ("program", program), ("group", example.group)
             return [numbers[trait] for trait in own]
 
-        keyed = any(with_program)  # else no program needs to be read
+        with_program = np.broadcast_to(with_program, len(queries))
+        keyed = with_program.any()  # else no program needs to be read
         of_pool = [traits(example, spec.key(example.target) if keyed else "") for example in pool]
         of_queries = [
             traits(query, spec.key(query.target) if program else None)
@@ -74,16 +75,6 @@ class Barred(Sequence[IntArray]):
             if len(mates) <= _MOST * np.count_nonzero(same[3]):
                 barred[mates] = True
         return np.flatnonzero(barred)
-
-
-def own_positions(
-    queries: Sequence[Example], pool: Sequence[Example], spec: ProgramSpec, *, same_program: bool = False
-) -> Barred:
-    """For each query, the pool positions of itself (by id, or question and program) and of other groups.
-
-    With `same_program`, also of candidates with its own program.
-    """
-    return Barred(queries, pool, spec, [same_program] * len(queries))
 
 
 class HeldOut:
@@ -114,7 +105,7 @@ class HeldOut:
 
     def judging(self, queries: Sequence[Example]) -> Barred:
         """`barred` for development questions taken out of training; for others, only themselves."""
-        return self.barred(queries) if taken_from(queries, self.pool) else own_positions(queries, self.pool, self.spec)
+        return self.barred(queries) if taken_from(queries, self.pool) else Barred(queries, self.pool, self.spec)
 
     def with_program(self, queries: Sequence[Example]) -> BoolArray:
         """(Q,) whether each question is held out with its program, not alone."""

@@ -15,7 +15,6 @@ from rcr_trainer.baselines import NO_EXAMPLES, STRONGEST
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS
 from rcr_trainer.evaluation.report import OURS, WITHOUT_RL, EvaluationReport, Interval, Metric
 
-LITTLE = 1.0  # points of coverage too few to be worth a trained retriever
 LOW_CEILING = 60.0  # Oracle coverage, %, below which more examples help more than a better selector
 
 
@@ -32,9 +31,7 @@ class Gap:
 
     @property
     def clear(self) -> int:
-        """1: ours is better; −1: worse; 0: the interval has both signs, or the gap is a little coverage."""
-        if self.metric == "full_coverage" and abs(self.points) < LITTLE:
-            return 0
+        """1: ours is better; −1: worse; 0: the interval has both signs, or there is none."""
         low, high = self.interval or (0.0, 0.0)
         return (low > 0) - (high < 0)
 
@@ -62,8 +59,6 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
                 f"{gap}."
             )
         yield _verdict(report, gap)
-        if gap.clear > 0 and STRONGEST not in report.selectors:
-            yield f"{STRONGEST}, usually the strongest plain selector, was not run: it may come closer."
     if WITHOUT_RL in report.selectors and (change := _deciding(report, WITHOUT_RL)) is not None:
         yield _on_reinforcement(report, change)
     # What makes these figures better than on new questions.
@@ -153,7 +148,8 @@ def _verdict(report: EvaluationReport, gap: Gap) -> str:
             return (
                 f"That is no verdict yet: the budget was spent before the picks of {', '.join(waiting)} were answered."
             )
-        return "rcr is worth deploying."
+        unseen = f" {STRONGEST}, usually the strongest plain selector, was not run: it may come closer."
+        return f"rcr is worth deploying.{'' if STRONGEST in report.selectors else unseen}"
     none = gap.name == NO_EXAMPLES
     if gap.clear < 0:
         return f"rcr is not worth deploying here: {'ask without examples' if none else f'use {gap.name}'}."

@@ -37,7 +37,8 @@ from rcr_trainer.evaluation.report import (
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.rewards import Reward, correctness, score, structure_coverage
+from rcr_trainer.rewards.ours import correctness, structure_coverage
+from rcr_trainer.rewards.reward import Reward, score
 
 logger = logging.getLogger(__name__)
 

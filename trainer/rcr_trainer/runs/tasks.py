@@ -21,7 +21,8 @@ from rcr_trainer.data.geoquery import download_geoquery, geoquery_split, printed
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.llm.cache import check_cache
 from rcr_trainer.llm.model import LanguageModel, open_llm
-from rcr_trainer.rewards import Reward, make_reward
+from rcr_trainer.rewards.ours import make_reward
+from rcr_trainer.rewards.reward import Reward
 from rcr_trainer.runs.layers import check_hidden
 from rcr_trainer.settings import DataSettings, Settings
 

@@ -48,7 +48,7 @@ class Actor:
         config: GRPOSettings,
     ) -> None:
         self.model, self.chunk, self.train_candidates = model, config.chunk, config.train_candidates
-        self.k, self._device = config.picks(model.config), next(model.parameters()).device
+        self.k, self._tensor = config.picks(model.config), model.query.given
         self._queries, self._size, self._all_barred = queries, len(pool), barred
         self._candidates, self._contexts = model.featurize_pool([e.item for e in pool])
         # The reference policy never changes, so its vectors suffice.
@@ -101,7 +101,7 @@ class Actor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""
         queries, earlier = self._reference_queries[self._tensor(rows)], drawn.picks[:, :-1]
         vectors = queries, self._reference_contexts, self._reference_candidates
-        out = torch.empty(len(drawn.picks), device=self._device)
+        out = torch.empty(len(drawn.picks), device=drawn.picks.device)
         with torch.no_grad():
             for of, log_probs in self._log_probs(rows, drawn.picks, earlier, *vectors):
                 out[of] = log_probs
@@ -157,9 +157,6 @@ class Actor:
 
     def _vectors(self, part: str, features: Any) -> Tensor:
         return self._tensor(getattr(self.model, part).vectors(features))
-
-    def _tensor(self, array: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(array).to(self._device)
 
 
 class Leaf:

@@ -21,7 +21,7 @@ from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import HeldOut, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.rewards import Reward, RewardError, check_reward, score
+from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
 from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job

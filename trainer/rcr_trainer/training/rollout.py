@@ -1,8 +1,7 @@
 """π over sequences of k distinct picks: drawing them, and their log-probabilities. Arrays only, no text.
 
 At each step π is the softmax of logit / τ over the candidates that are neither barred nor already picked, so the
-probability of a sequence is the product over its steps of renormalised probabilities. For R sequences over N
-candidates, `barred` (R, N) marks what a sequence may not get; `tau` has the τ of each step.
+probability of a sequence is the product over its steps of renormalised probabilities.
 """
 
 from __future__ import annotations

@@ -91,56 +91,45 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
         )
 
 
-class HardNegatives:
+Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
+"""Draws a hard negative (B,) for each state: a query (B,) after its first picks, of which there are (B,)."""
+
+
+def hard_negatives(
+    supervision: Supervision, picked: IntArray, queries: Sequence[str], pool: Sequence[str], *, top: int, worst: int
+) -> Negatives:
     """BM25-hard negatives (section 3.1): close in wording, far in coverage.
 
     Of the H (`top`) candidates whose questions are nearest by BM25, the B (`worst`) that add least in the state at
-    hand: state t of a query has the first t of its picks, `picked` (Q, T). They are found once, for all epochs.
+    hand: state t of a query has the first t of its picks, `picked` (Q, T). They are found once, for all epochs. If none
+    of the H may be picked, one that may not is drawn.
     """
+    scorer, forbidden = BM25Scorer(pool), supervision.forbidden
+    count, top, states = len(queries), min(top, len(pool)), picked.shape[1] + 1
+    least, found = np.empty((count, states, min(worst, top)), np.int64), np.empty((count, states), np.int64)
+    for block in row_blocks(count, states * len(pool)):
+        scores = scorer.scores(queries[block])
+        for row, barred in enumerate(forbidden[block]):
+            scores[row, barred] = -np.inf
+        nearest = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+        # A pick adds nothing more: left in, picks would be the "worst" candidates of every later state.
+        earlier = np.arange(states - 1) < np.arange(states)[:, None]
+        gone = (nearest[:, None, :, None] == picked[block, None, None, :]) & earlier[:, None]
+        open_ = np.isfinite(np.take_along_axis(scores, nearest, axis=1))[:, None] & ~gone.any(axis=3)
+        gains = supervision.gains(np.arange(count)[block], picked[block])
+        near = np.where(open_, np.take_along_axis(gains, nearest[:, None], axis=2), np.inf)
+        order = np.argsort(near, axis=2, kind="stable")[..., :worst]
+        least[block] = np.take_along_axis(nearest[:, None], order, axis=2)
+        found[block] = open_.sum(axis=2).clip(1, least.shape[2])
 
-    def __init__(
-        self,
-        supervision: Supervision,
-        picked: IntArray,
-        queries: Sequence[str],
-        pool: Sequence[str],
-        *,
-        top: int,
-        worst: int,
-    ) -> None:
-        scorer, forbidden = BM25Scorer(pool), supervision.forbidden
-        count, top, states = len(queries), min(top, len(pool)), picked.shape[1] + 1
-        worst = min(worst, top)
-        self.nearest = np.empty((count, top), dtype=np.int64)
-        """(Q, H) positions, nearest first; where fewer than H are allowed, the forbidden ones come last."""
-        self._worst, self._found = np.empty((count, states, worst), np.int64), np.empty((count, states), np.int64)
-        for block in row_blocks(count, states * len(pool)):
-            scores = scorer.scores(queries[block])
-            for row, barred in enumerate(forbidden[block]):
-                scores[row, barred] = -np.inf
-            nearest = np.argsort(-scores, axis=1, kind="stable")[:, :top]
-            # A pick adds nothing more: left in, picks would be the "worst" candidates of every later state.
-            earlier = np.arange(states - 1) < np.arange(states)[:, None]
-            gone = (nearest[:, None, :, None] == picked[block, None, None, :]) & earlier[:, None]
-            open_ = np.isfinite(np.take_along_axis(scores, nearest, axis=1))[:, None] & ~gone.any(axis=3)
-            gains = supervision.gains(np.arange(count)[block], picked[block])
-            near = np.where(open_, np.take_along_axis(gains, nearest[:, None], axis=2), np.inf)
-            least = np.argsort(near, axis=2, kind="stable")[..., :worst]
-            self.nearest[block], self._worst[block] = nearest, np.take_along_axis(nearest[:, None], least, axis=2)
-            self._found[block] = open_.sum(axis=2).clip(1, worst)
+    def draw(queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
+        drawn: IntArray = least[queries, steps, rng.integers(found[queries, steps])]
+        return drawn
 
-    def draw(self, queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        """Draw a hard negative (B,) for each state: a query (B,) after the first `steps` (B,) of its picks.
-
-        If none of the H may be picked, it is one that may not.
-        """
-        return self._worst[queries, steps, rng.integers(self._found[queries, steps])]
+    return draw
 
 
 # ---------------------------------------------------------------- batches
-
-Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
-"""Draws a hard negative for each state, (B,) pool positions; see `HardNegatives.draw`."""
 
 
 @dataclass(frozen=True, slots=True)
