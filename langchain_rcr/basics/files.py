@@ -32,9 +32,6 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
     Its folder is created if need be, and a symbolic link is followed.
 
-    Yields:
-        The open temporary file.
-
     Raises:
         InputError: the file can't be written.
     """
@@ -105,9 +102,6 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
 
     Being killed at any moment leaves the old folder or the new one, and perhaps a hidden `.NAME.…` beside it, which the
     next write removes. Only Linux can swap folders: on other systems, only the hidden one exists between two renames.
-
-    Yields:
-        The temporary folder, on the same file system.
 
     Raises:
         InputError: `path` is a file, or nothing can be written there.

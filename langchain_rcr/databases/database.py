@@ -87,8 +87,9 @@ class Database(AbstractContextManager["Database"]):
         patience_s: float = 0.0,
     ) -> None:
         place, postgres = address_of(database)
-        counts = {"max_rows": max_rows, "max_bytes": max_bytes, "max_memory": max_memory}
-        check_limits(timeout_s=timeout_s, max_processes=max_processes, **counts)
+        limits: dict[str, Any] = {"timeout_s": timeout_s, "max_rows": max_rows}
+        limits |= {"max_bytes": max_bytes, "max_memory": max_memory}
+        check_limits(max_processes=max_processes, **limits)
         if postgres:
             require("psycopg", "pgvector")
             self._complaint = ""  # the process's own message says what failed
@@ -102,9 +103,9 @@ class Database(AbstractContextManager["Database"]):
             "database": place,
             "postgres": postgres,
             "packages": [entry for entry in sys.path if entry] if postgres else [],
-            "timeout_s": timeout_s,
-            **counts,
+            **limits,
         }
+        self._copy = partial(Database, place, max_processes=max_processes, patience_s=patience_s, **limits)
         self._max_processes, self._patience_s = max_processes, patience_s
         self._places, self._looking = threading.Semaphore(max_processes), threading.Lock()
         self._overruns: list[tuple[int, float]] = []
@@ -112,10 +113,7 @@ class Database(AbstractContextManager["Database"]):
         self._idle.append(self._process())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy has its own processes.
-        settings = {**self._settings, "max_processes": self._max_processes, "patience_s": self._patience_s}
-        limits = {name: value for name, value in settings.items() if name not in ("database", "postgres", "packages")}
-        return partial(Database, **limits), (settings["database"],)
+        return self._copy, ()  # with its own processes
 
     def __call__(self, program: str) -> list[tuple[Any, ...]]:
         """The rows of a query.

@@ -46,6 +46,7 @@ class Databases(AbstractContextManager["Databases"]):
             place = f"{_escaped(place)}/{LAYOUT}"
         self.names = _names(place)
         self._template = str(Path(_escaped(str(Path.cwd())), place))
+        self._copy = partial(Databases, self._template, max_databases=max_databases, **limits)
         self._limits = {**limits, "max_processes": 1}
         self._most = max_databases
         self._busy: set[str] = set()
@@ -53,9 +54,7 @@ class Databases(AbstractContextManager["Databases"]):
         self._changed = threading.Condition()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A copy has its own processes.
-        limits = {name: value for name, value in self._limits.items() if name != "max_processes"}
-        return partial(Databases, max_databases=self._most, **limits), (self._template,)
+        return self._copy, ()  # with its own processes
 
     def path(self, fields: Mapping[str, Any]) -> str:
         """The file that a question's fields name; an `InputError` if one is missing or isn't a plain name."""

@@ -66,7 +66,7 @@ class FileCheck:
         return f"{self.report.unit} {self.report.places[number]}: {line}"
 
 
-def guess_keys(path: str | Path, source: str | None = None, target: str | None = None) -> Keys:
+def guess_keys(path: Path, source: str | None = None, target: str | None = None) -> Keys:
     """The fields of question and program, by name or as the only two with text; a `DataError` if it isn't clear."""
     if source is not None and source == target:
         raise DataError(f"{path}: question and program can't both be field {source!r}")

@@ -58,7 +58,7 @@ class ReadReport:
 
 
 def read_examples(
-    path: str | Path,
+    path: Path,
     *,
     source_key: str = "source",
     target_key: str = "target",
@@ -116,9 +116,8 @@ def read_examples(
     return examples, report
 
 
-def read_split(directory: str | Path) -> Split:
+def read_split(directory: Path) -> Split:
     """Read a folder written by `write_split`; a `DataError` if a file is damaged, or an id is in two parts."""
-    directory = Path(directory)
     if not (directory / "split.json").is_file():
         raise DataError(f"no split at {directory}: it holds no split.json")
     meta = read_json_as(dict[str, Any], directory / "split.json", "a split's")
@@ -137,7 +136,7 @@ def read_split(directory: str | Path) -> Split:
     return split
 
 
-def text_fields(path: str | Path, sample: int) -> list[str]:
+def text_fields(path: Path, sample: int) -> list[str]:
     """The fields that hold text, or null, in at least nine in ten of the first `sample` rows."""
     report = ReadReport(str(path))
     found = list(islice(_rows(path, report), sample))
@@ -214,9 +213,8 @@ def _kind(value: Any) -> str:
 # ---------------------------------------------------------------- files → rows
 
 
-def _rows(path: str | Path, report: ReadReport) -> Iterator[_Row]:
+def _rows(path: Path, report: ReadReport) -> Iterator[_Row]:
     """The rows of a file, one by one; its unit and delimiter go into the report."""
-    path = Path(path)
     packed = path.suffix.lower() == ".gz"
     suffix = Path(path.stem).suffix if packed else path.suffix
     reader = _READERS.get(suffix.lower())

@@ -93,8 +93,8 @@ class AnswerCache:
     system, where SQLite can't rely on locks. A file that is no such cache, or can't be opened, is a `DataError`.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
-        self.path = None if path is None else Path(path)
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
         self._lock = threading.RLock()
         with self._access():
             if self.path is not None:
@@ -227,12 +227,12 @@ def _place(key: bytes) -> int:
     return int.from_bytes(key[:7])
 
 
-def check_cache(path: str | os.PathLike[str]) -> None:
+def check_cache(path: Path) -> None:
     """Find now what `AnswerCache` would refuse later, without creating a file."""
-    if Path(path).exists():
+    if path.exists():
         AnswerCache(path).close()
         return
-    there = next(each for each in Path(path).absolute().parents if each.exists())
+    there = next(each for each in path.absolute().parents if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         what = "can't be written" if there.is_dir() else "is no folder"
         raise DataError(f"the cache of answers {path} can't be used: {there} {what}")

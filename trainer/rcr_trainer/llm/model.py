@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.background import background
@@ -56,7 +56,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         settings: LLMSettings | None = None,
         *,
         identity: Mapping[str, Any] | None = None,
-        cache_path: str | os.PathLike[str] | None = None,
+        cache_path: Path | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
         account: str = "",
@@ -65,6 +65,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         self._settings = settings = settings or LLMSettings()
         self._client = client = Client(model, settings, identity=identity or {}, prompt=prompt, **options)
         self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
+        self.count_tokens = client.count_tokens
         self._cache = AnswerCache(cache_path)
         self._calls = Calls(client, settings, self._cache, self.stats, account)
         # A group's prompts often get the same answer.
@@ -137,10 +138,6 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
 
     def _malformed_scores(self) -> UnscoredError:
         return UnscoredError(f"the model {self.name!r} gave no probabilities of a text: the response is malformed")
-
-    def count_tokens(self, prompt: str | Conversation) -> int:
-        """Tokens of a prompt with all that is sent along; may be somewhat too high."""
-        return self._client.count_tokens(prompt)
 
     def about_tokens(self, prompt: str | Conversation) -> float:
         """Tokens of a prompt; four bytes per token if the model's tokenizer isn't at hand."""
@@ -227,7 +224,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
 
 def open_llm(
     settings: LLMSettings,
-    cache_path: str | os.PathLike[str] | None,
+    cache_path: Path | None,
     *,
     language: str = "functional",
     prompt: Prompt = APPENDIX_D,

@@ -78,16 +78,13 @@ class Run:
         self.vectors: Known = {}
 
     @classmethod
-    def create(
-        cls, path: str | os.PathLike[str], config: Settings, *, resume: bool = False, overwrite: bool = False
-    ) -> Run:
+    def create(cls, folder: Path, config: Settings, *, resume: bool = False, overwrite: bool = False) -> Run:
         """Begin a run in a new folder, or continue the one that is there. The caller holds the folder (`hold`).
 
         A finished run of the same settings keeps its stages, so that only missing ones remain. `resume` continues an
         interrupted run; `overwrite` starts over in the folder of an earlier run, whose results are cleared. Without
         them, such a folder is a `ConfigError`, as is always one that holds something else or a run of other settings.
         """
-        folder = Path(path)
         run = cls.found(folder, config, resume=resume, overwrite=overwrite)
         if run is None:
             run = cls(folder, config, _provenance(config))
@@ -123,7 +120,7 @@ class Run:
     @classmethod
     def open(
         cls,
-        path: str | os.PathLike[str],
+        path: Path,
         *,
         flags: Mapping[str, str] | None = None,
         trust: bool = False,
@@ -141,9 +138,8 @@ class Run:
             CheckpointError: it is no run, is damaged, was written by a newer version or, without `trust`, has links
                 that lead outside.
         """
-        folder = Path(path)
-        if folder.name == "checkpoint" and not (folder / "run.json").exists():
-            folder = folder.parent
+        inside = path.name == "checkpoint" and not (path / "run.json").exists()
+        folder = path.parent if inside else path
         if not trust:
             _refuse_links(folder)
         if not (folder / "run.json").is_file():

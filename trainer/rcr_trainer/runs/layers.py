@@ -44,7 +44,6 @@ _MAX_DIGITS = 3_500
 
 _Given = tuple[str, Any, str]
 """Dotted path, value, and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS" or "--sft.epochs"."""
-_Path: TypeAlias = str | os.PathLike[str]
 _Texts: TypeAlias = Mapping[str, str]
 
 
@@ -200,7 +199,7 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- reading
 
 
-def load_config(path: _Path | None = None, flags: _Texts | None = None, environ: _Texts | None = None) -> Settings:
+def load_config(path: Path | None = None, flags: _Texts | None = None, environ: _Texts | None = None) -> Settings:
     """Read and check the settings of a run. Its name is that of the YAML file unless a layer gives one.
 
     Args:
@@ -220,14 +219,14 @@ def load_config(path: _Path | None = None, flags: _Texts | None = None, environ:
     return checked(_nested(values), {dotted: where for dotted, _, where in given})
 
 
-def given_settings(path: _Path | None, flags: _Texts) -> dict[str, Any]:
+def given_settings(path: Path | None, flags: _Texts) -> dict[str, Any]:
     """What the layers of `load_config` set, by section; only the keys are checked."""
     return _nested({dotted: value for dotted, value, _ in _layers(path, flags, None)})
 
 
-def run_name(path: _Path) -> str:
+def run_name(path: Path) -> str:
     """A run's name from its settings file: the stem, made fit to name a folder."""
-    return re.sub(r"[^\w.\-]", "-", Path(path).stem).lstrip(".-")[:200] or "rcr"
+    return re.sub(r"[^\w.\-]", "-", path.stem).lstrip(".-")[:200] or "rcr"
 
 
 def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None) -> Settings:
@@ -244,7 +243,7 @@ def checked(nested: Mapping[str, Any], origins: Mapping[str, str] | None = None)
         raise ConfigError(redact(explained(error, name))) from None
 
 
-def run_config(path: _Path, flags: _Texts | None = None) -> Settings:
+def run_config(path: Path, flags: _Texts | None = None) -> Settings:
     """The settings of a run folder's config.yaml, overridden by flags.
 
     Of the environment only secrets and `SPENDING` count, so that variables for the next training don't alter this run.
@@ -268,10 +267,10 @@ def check_hidden(config: Settings, section: str) -> None:
             )
 
 
-def _layers(path: _Path | None, flags: _Texts | None, environ: _Texts | None) -> list[_Given]:
+def _layers(path: Path | None, flags: _Texts | None, environ: _Texts | None) -> list[_Given]:
     """All values given, the strongest last."""
     known = settings()
-    given = [] if path is None else list(_from_file(Path(path)))
+    given = [] if path is None else list(_from_file(path))
     variables = {_variable(each): each for each in known}
     for name, text in (os.environ if environ is None else environ).items():
         if not name.startswith(PREFIX) or name in RESERVED:
