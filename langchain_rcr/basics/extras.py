@@ -11,10 +11,7 @@ from langchain_rcr.errors import MissingExtraError
 
 def installed(package: str) -> bool:
     """Whether a package can be imported, without importing it."""
-    try:
-        return find_spec(package) is not None
-    except ModuleNotFoundError:  # a finder hides it
-        return False
+    return find_spec(package) is not None
 
 
 def require(package: str, extra: str) -> None:

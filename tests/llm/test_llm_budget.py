@@ -49,7 +49,7 @@ def test_an_estimate_says_whether_it_is_exact() -> None:
 def test_stats_in_words_and_figures() -> None:
     stats = Stats(PRICES, nominal=10, distinct=4, cached=1, paid=3, used=Use(3, 1000, 500))
     stats.failures["refused"] += 2
-    assert stats.distinct_share == 0.4
+    assert stats.figures()["distinct_share"] == 0.4
     assert stats.money == pytest.approx(0.007)
     assert str(stats) == (
         "10 prompts (4 distinct), 3 calls, 1,000 prompt and 500 completion tokens, $0.007, "
@@ -59,4 +59,4 @@ def test_stats_in_words_and_figures() -> None:
     assert stats.figures()["money"] == stats.money
     assert Stats(LLMSettings()).money is None
     assert "money" not in Stats(LLMSettings()).figures()
-    assert Stats(LLMSettings()).distinct_share == 1.0
+    assert Stats(LLMSettings()).figures()["distinct_share"] == 1.0

@@ -108,7 +108,7 @@ def test_every_fault_ends_with_the_right_answers_and_none_is_paid_twice(kind: st
             assert llm.stats.retries == {
                 "429": 3, "500": 1, "502": 3, "503": 1, "timeout": 1, "connection": 2, "malformed": 4
             }  # fmt: skip
-            assert llm.stats.distinct_share == 0.5
+            assert llm.stats.figures()["distinct_share"] == 0.5
             assert sum(llm.stats.failures.values()) == 2 * len(final)
         asked = len(server.requests)
         with model(server, kind, tmp_path / "a.sqlite") as llm:

@@ -21,11 +21,7 @@ EXTRAS = {
 
 WITHOUT_EXTRAS = """
 import sys
-class Blocked:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in {"faiss", "psycopg", "sqlglot", "matplotlib", "langchain"}:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-sys.meta_path.insert(0, Blocked())
+sys.modules.update(dict.fromkeys(("faiss", "psycopg", "sqlglot", "matplotlib", "langchain")))
 """
 
 

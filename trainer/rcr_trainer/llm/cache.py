@@ -311,17 +311,12 @@ class Stats:
         """Dollars spent; None without prices."""
         return self.settings.money(self.used.prompt_tokens, self.used.completion_tokens)
 
-    @property
-    def distinct_share(self) -> float:
-        """Distinct calls ÷ nominal calls; 1 before any."""
-        return self.distinct / self.nominal if self.nominal else 1.0
-
     def figures(self) -> dict[str, float]:
         """All of it for a metrics file, with a figure for each reason (`no_program_truncated`)."""
         found: dict[str, float] = {
             "nominal_calls": self.nominal,
             "distinct_calls": self.distinct,
-            "distinct_share": round(self.distinct_share, 4),
+            "distinct_share": round(self.distinct / self.nominal, 4) if self.nominal else 1.0,
             "cached": self.cached,
             "paid_calls": self.paid,
             "prompt_tokens": self.used.prompt_tokens,
