@@ -8,6 +8,7 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from threading import Thread
+from unittest import mock
 
 import pytest
 from rcr_trainer.errors import ConfigError
@@ -200,6 +201,18 @@ def test_one_of_many_gets_the_folder_whenever_it_is_free(folder):
         thread.join()
     assert max(most) == 1
     assert len(got) > 4
+
+
+def test_an_overwrite_that_was_killed_is_not_resumed_from_the_earlier_state(folder):
+    run = Run.create(folder, CONFIG)
+    (run.state / "sft").mkdir(parents=True)
+    other = CONFIG.model_copy(update={"seed": 1})
+    killed = mock.patch("rcr_trainer.runs.folder._remove", side_effect=KeyboardInterrupt)
+    with killed, pytest.raises(KeyboardInterrupt):
+        Run.create(folder, other, overwrite=True)
+    with pytest.raises(ConfigError, match="other settings: seed"):
+        Run.create(folder, other, resume=True)
+    assert not Run.create(folder, other, overwrite=True).state.exists()
 
 
 def test_open_takes_the_run_or_its_checkpoint(folder):

@@ -89,14 +89,13 @@ class Run:
         if run is None:
             run = cls(folder, config, _provenance(config))
             run._save()
-            write_text(folder / "config.yaml", to_yaml(config))
             for name in _RESULTS:
                 _remove(folder / name)
-            return run
         for stage in ("sft", "grpo"):
             remove_abandoned(run.state / stage)
-        write_text(folder / "config.yaml", to_yaml(config))
         run.config = config
+        # Last: until its results are cleared, an earlier run's folder has that run's settings.
+        write_text(folder / "config.yaml", to_yaml(config))
         return run
 
     @classmethod
