@@ -248,7 +248,7 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
         ({"example_keys": [1]}, "example_keys must be a valid string, not 1"),
         ({"filter": {"$what": 1}}, r"filter: unknown operator '\$what'"),
         ({"group": 3}, "^group must be a valid string, not 3$"),
-        ({"stop_early": "x", "tags": "y"}, "stop_early must be a valid boolean, not 'x'|tags must be a valid list"),
+        ({"stop_early": "x", "tags": "y"}, "stop_early must be a valid boolean, not 'x'|tags must be a list, as in"),
         ({"kk": 3}, "^SequentialCompositionalRetriever: unknown 'kk'; did you mean 'k'.* known: auto_refit, "),
         ({"target_key": ["sql"]}, r"target_key must be a valid string, not \['sql'\]"),
     ],

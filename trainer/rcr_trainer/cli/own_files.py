@@ -34,9 +34,9 @@ def check(given: argparse.Namespace) -> int:
     return min(1, faults)
 
 
-def _programs(path: Path, keys: Keys, *, collect: bool = True) -> list[str]:
-    """The programs in a file; `collect` skips bad rows."""
-    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=collect)
+def _programs(path: Path, keys: Keys) -> list[str]:
+    """The programs in a file, without bad rows."""
+    examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=True)
     return [example.target for example in examples]
 
 
@@ -86,13 +86,15 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
         get_parser(given.language)
     keys = guess_keys(given.train, given.source_key, given.target_key)
     values: dict[str, Any] = {"data.task": "files"}
+    programs: dict[str, list[str]] = {}
     for part in ("train", "dev", "test"):
         if (file := getattr(given, part)) is not None:
             values[f"data.{part}"] = str(file)
-            if not _programs(file, keys):
-                _programs(file, keys, collect=False)  # raises an error that says what is wrong
+            programs[part] = _programs(file, keys)
+            if not programs[part]:
+                read_examples(file, source_key=keys.source, target_key=keys.target)  # raises what is wrong
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
-    values["program.language"] = given.language or guess_language(_programs(given.train, keys))[0]
+    values["program.language"] = given.language or guess_language(programs["train"])[0]
     if given.test is None:
         values["evaluation.split"] = "dev"
     return values
