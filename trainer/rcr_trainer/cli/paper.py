@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 
 from rcr_trainer.cli import console
 from rcr_trainer.errors import ConfigError
+from rcr_trainer.evaluation.budget import spoken
 from rcr_trainer.paper.results import Result
 from rcr_trainer.paper.splits import named_splits
 from rcr_trainer.paper.sweep import Cell, Sweep, budget, pace
@@ -74,14 +75,7 @@ def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str
         _confirm()
     if cost is not None and (seconds := pace(cells)) is not None:
         took = f"an answer takes {seconds:.2g} s, as a few have just told"
-        console.say(f"at most {_spoken(seconds * cost.use.calls)} of the language model's time: {took}")
-
-
-def _spoken(seconds: float) -> str:
-    """A duration in a suitable unit."""
-    units = {"days": 86_400, "hours": 3600, "minutes": 60}
-    unit = next((unit for unit, size in units.items() if seconds >= 2 * size), "minutes")
-    return f"{seconds / units[unit]:.1f} {unit}"
+        console.say(f"at most {spoken(seconds * cost.use.calls)} of the language model's time: {took}")
 
 
 def _confirm() -> None:

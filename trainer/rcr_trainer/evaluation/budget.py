@@ -78,7 +78,11 @@ def _together(llm: LLMSettings) -> int:
 
 
 def _time(cost: Estimate, llm: LLMSettings) -> str:
-    seconds = cost.use.calls * SECONDS / _together(llm)
+    return spoken(cost.use.calls * SECONDS / _together(llm))
+
+
+def spoken(seconds: float) -> str:
+    """A duration in hours or minutes."""
     return f"{seconds / 3600:.1f} h" if seconds >= 3600 else f"{max(1, seconds / 60):.0f} min"
 
 
