@@ -244,7 +244,7 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
         ({"index": MemoryIndex}, r"index must be an engine, .*, not <class .*MemoryIndex"),
         ({"explore": 5, "log": "outcomes.jsonl"}, "log must be an instance of OutcomeLog, not 'outcomes.jsonl'"),
         ({"order": "random"}, "order must be 'picked' or 'reversed', not 'random'"),
-        ({"input_keys": "source"}, "input_keys must be a valid list, not 'source'"),
+        ({"input_keys": "source"}, r"input_keys must be a list, as in \[source\], not 'source'"),
         ({"example_keys": [1]}, "example_keys must be a valid string, not 1"),
         ({"filter": {"$what": 1}}, r"filter: unknown operator '\$what'"),
         ({"group": 3}, "^group must be a valid string, not 3$"),
