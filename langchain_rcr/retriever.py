@@ -254,24 +254,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
         out unless the caller or a callback sees them.
         """
-        manager: Any = AsyncCallbackManager if is_async else CallbackManager
-        about, configs = self._get_ls_params(**overrides), get_config_list(config, len(queries))
-        callbacks: Any = None
-        runs = []
-        for query, one in zip(queries, configs, strict=True):
-            if callbacks is None or isinstance(config, list):  # otherwise all share one
-                callbacks = manager.configure(
-                    inheritable_callbacks=one.get("callbacks"),
-                    inheritable_tags=one.get("tags"),
-                    local_tags=self.tags,
-                    inheritable_metadata={**(one.get("metadata") or {}), **about},
-                    local_metadata=self.metadata,
-                )
-            run = None
-            if callbacks.handlers:
-                name = one.get("run_name") or self.get_name()
-                run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
-            runs.append(await resolved(run))
+        runs = await self._opened(queries, config, is_async, self._get_ls_params(**overrides))
         results: list[Any] = [error_of(query) for query in queries]
         valid = [query for query, error in zip(queries, results, strict=True) if error is None]
         seen, now, order = as_documents or any(runs), self.store.now, self.order or self.store.encoder.config.order
@@ -295,6 +278,33 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         if first is not None and not return_exceptions:
             raise first
         return results
+
+    async def _opened(
+        self,
+        queries: Sequence[str],
+        config: RunnableConfig | list[RunnableConfig] | None,
+        is_async: bool,
+        about: LangSmithRetrieverParams,
+    ) -> list[Any]:
+        """For each question its callback run, or None if nothing listens."""
+        manager: Any = AsyncCallbackManager if is_async else CallbackManager
+        callbacks: Any = None
+        runs = []
+        for query, one in zip(queries, get_config_list(config, len(queries)), strict=True):
+            if callbacks is None or isinstance(config, list):  # otherwise all share one
+                callbacks = manager.configure(
+                    inheritable_callbacks=one.get("callbacks"),
+                    inheritable_tags=one.get("tags"),
+                    local_tags=self.tags,
+                    inheritable_metadata={**(one.get("metadata") or {}), **about},
+                    local_metadata=self.metadata,
+                )
+            run = None
+            if callbacks.handlers:
+                name = one.get("run_name") or self.get_name()
+                run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
+            runs.append(await resolved(run))
+        return runs
 
     def explain(
         self,
