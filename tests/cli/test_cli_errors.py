@@ -124,7 +124,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
     assert "--force" in refused(capsys, "init", "mine.yaml")
     assert (here / "mine.yaml").read_text() == "seed: 1"
     shown(capsys, "init", "mine.yaml", "--force")
-    assert load_config(here / "mine.yaml").seed == 0
+    assert load_config(str(here / "mine.yaml")).seed == 0
     assert "is a folder" in refused(capsys, "init", ".")
 
 

@@ -3,7 +3,6 @@
 import json
 import shutil
 import sqlite3
-from pathlib import Path
 
 import pytest
 from places import DATA
@@ -142,7 +141,7 @@ def test_the_command_writes_a_folder_that_a_run_takes(folder, here, capsys):
     assert "1 questions left out: their database is missing.\n" in out
     assert "missing databases: gone\nempty tables: pets.cat\nssp written: 2 train, 0 dev, 0 test.\n" in out
     assert f"--program.language=sql:sqlite --prompt.name=sql_chat --reward.database={folder / 'database'}" in out
-    assert read_split(Path("ssp")) == spider_split(folder)
+    assert read_split("ssp") == spider_split(folder)
 
 
 def test_the_command_and_the_reader_know_the_same_splits():

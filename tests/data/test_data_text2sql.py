@@ -137,7 +137,7 @@ def test_the_command_writes_a_folder_that_a_run_takes(here: Path, capsys: pytest
     out = capsys.readouterr().out
     assert out.startswith("yelp written: 2 train, 1 dev, 1 test.\n")
     assert "--data.directory=yelp --program.language=sql" in out
-    assert read_split(Path("yelp")) == text2sql_split(path, "query", 3)
+    assert read_split("yelp") == text2sql_split(path, "query", 3)
     assert cli.main(["data", "text2sql", "yelp.json", "--fold", "4", "--out", "other"]) == 2
     assert capsys.readouterr().err.count("\n") == 1
     assert not (here / "other").exists()

@@ -3,7 +3,6 @@
 import json
 import sqlite3
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 from answering import Composing, answering, asks
@@ -137,7 +136,7 @@ def test_rows_decide_whatever_exact_match_says_and_asking_without_examples_is_a_
     assert scores.coverage == scores.prompt_length == scores.latency_ms == scores.latency_batch_ms == 0
     asked, out = len(found.selectors), capsys.readouterr().out
     assert f"answered with {asked} selectors' picks\nlanguage model: at most {36 * asked} calls" in out
-    with closing(AnswerCache(Path("runs/answers.sqlite"))) as kept:
+    with closing(AnswerCache("runs/answers.sqlite")) as kept:
         assert (
             f"runs/answers.sqlite keeps {len(kept)} answers, none of which is asked for again\nthe run would be" in out
         )
@@ -209,7 +208,7 @@ def test_a_finished_run_without_a_model_is_given_one(capsys, here, monkeypatch):
     assert {name: scores.coverage for name, scores in report().selectors.items()} == coverage
     found = exact()
     assert max(found.values()) > 0
-    assert Run.open(Path("runs/demo")).config.llm.model is None
+    assert Run.open("runs/demo").config.llm.model is None
 
     # From elsewhere: the same account, and nothing is asked twice.
     folder = here / "runs" / "demo"
@@ -248,7 +247,7 @@ def test_a_spent_budget_leaves_the_table(capsys, here, monkeypatch):
     assert "No exact match for bm25: the budget of 17 calls could be" in captured.out
     assert [name for name, figure in exact().items() if figure is None] == ["bm25"]
     assert all(scores.coverage > 0 for scores in report().selectors.values())
-    assert Run.open(Path("runs/demo")).status == "finished"
+    assert Run.open("runs/demo").status == "finished"
 
 
 def test_more_budget_and_resume_answer_the_rest(capsys, here):
@@ -318,7 +317,7 @@ def test_a_model_that_cannot_be_asked_fails_the_stage_and_leaves_coverage(capsys
     assert cli.main(["run", "demo.yaml", *SERVER, "--evaluation.answers=true"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "rcr-train: error: the server knows no model 'm'"
     assert report().selectors["rcr"].coverage > 0
-    assert not Run.open(Path("runs/demo")).done("evaluation")
+    assert not Run.open("runs/demo").done("evaluation")
     monkeypatch.undo()
     monkeypatch.chdir(here)
     assert cli.main(["evaluate", "runs/demo", "--evaluation.answers=false"]) == 0

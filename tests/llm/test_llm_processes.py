@@ -25,13 +25,12 @@ def key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 CHILD = """
 import sys
-from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 from openai_server import prompts_of
 from rcr_trainer.llm.model import open_llm
 from rcr_trainer.llm.settings import LLMSettings
 settings = {"kind": sys.argv[2], "model": "m", "base_url": sys.argv[3], "concurrency": 4, "timeout": 30}
-with open_llm(LLMSettings(**settings), Path(sys.argv[4])) as llm:
+with open_llm(LLMSettings(**settings), sys.argv[4]) as llm:
     print([answer.text for answer in llm.generate(prompts_of(int(sys.argv[5])))])
 """
 

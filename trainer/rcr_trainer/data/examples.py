@@ -59,7 +59,7 @@ class Split:
         return {part: len(getattr(self, part)) for part in PARTS}
 
 
-def write_examples(path: Path, examples: Iterable[Example]) -> None:
+def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
     """Write examples as JSON lines, atomically; a `DataError` for text that is not Unicode (a lone surrogate)."""
     with atomic_file(path) as file:
         for example in examples:
@@ -71,11 +71,12 @@ def write_examples(path: Path, examples: Iterable[Example]) -> None:
                 raise DataError(f"can't write {path}: {what}") from None
 
 
-def write_split(directory: Path, split: Split) -> None:
+def write_split(directory: str | Path, split: Split) -> None:
     """Write a split's folder, atomically: train.jsonl, test.jsonl, dev.jsonl unless empty, split.json, digests.
 
     A `DataError` if it holds other files.
     """
+    directory = Path(directory)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise DataError(f"can't write a split to {directory}: it isn't a plain folder")
     found = {path.name for path in directory.iterdir()} if directory.exists() else set()

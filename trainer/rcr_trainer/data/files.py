@@ -58,7 +58,7 @@ class ReadReport:
 
 
 def read_examples(
-    path: Path,
+    path: str | Path,
     *,
     source_key: str = "source",
     target_key: str = "target",
@@ -91,7 +91,7 @@ def read_examples(
     examples: list[Example] = []
     ids: dict[str, int] = {}
     pairs: set[tuple[str, str]] = set()
-    for place, row in _rows(path, report):
+    for place, row in _rows(Path(path), report):
         report.rows += 1
         try:
             example = _example(row, keys, report, place, ids)
@@ -116,8 +116,9 @@ def read_examples(
     return examples, report
 
 
-def read_split(directory: Path) -> Split:
+def read_split(directory: str | Path) -> Split:
     """Read a folder written by `write_split`; a `DataError` if a file is damaged, or an id is in two parts."""
+    directory = Path(directory)
     if not (directory / "split.json").is_file():
         raise DataError(f"no split at {directory}: it holds no split.json")
     meta = read_json_as(dict[str, Any], directory / "split.json", "a split's")

@@ -59,14 +59,14 @@ class _Ids(BaseModel, extra="forbid"):
     test: _Part
 
 
-def download_geoquery(destination: Path, *, url: str = CORPUS_URL, sha256: str | None = None) -> Path:
+def download_geoquery(destination: str | Path, *, url: str = CORPUS_URL, sha256: str | None = None) -> Path:
     """Download the GeoQuery corpus (1.2 MB), or the ids of a published split, unless it is there already.
 
     Raises:
         DataError: no connection, or unexpected content, there or downloaded; the destination stays as it was.
         InputError: the destination can't be written.
     """
-    sha256 = sha256 or CORPUS_SHA256
+    destination, sha256 = Path(destination), sha256 or CORPUS_SHA256
     if destination.is_file():
         _check(destination, destination.read_bytes(), sha256)
         return destination
@@ -109,7 +109,7 @@ def read_corpus(path: Path) -> dict[int, Example]:
     return {id_: found[id_] for id_ in _IDS}
 
 
-def geoquery_split(corpus: Path, kind: str, ids: Path | None = None) -> Split:
+def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None) -> Split:
     """One GeoQuery split; ids are those of the corpus.
 
     Args:
@@ -126,8 +126,8 @@ def geoquery_split(corpus: Path, kind: str, ids: Path | None = None) -> Split:
     name = SHORT.get(kind, kind)
     if name not in PUBLISHED:
         raise ConfigError(f"there is no GeoQuery split {kind!r}; the splits are {', '.join(PUBLISHED)}")
-    examples = read_corpus(corpus)
-    path = published_ids(corpus.parent, name) if ids is None else ids
+    examples = read_corpus(Path(corpus))
+    path = published_ids(Path(corpus).parent, name) if ids is None else Path(ids)
     parts: dict[str, list[int]] = read_json_as(_Ids, path, "a splits file's").model_dump()
     (most, times), *_ = Counter(chain(*parts.values())).most_common(1)
     if times > 1:

@@ -40,7 +40,9 @@ class _Schema(BaseModel):
     foreign_keys: list[tuple[int, int]]
 
 
-def spider_split(folder: Path, kind: str = "template_1", databases: Path | None = None, samples: int = 0) -> Split:
+def spider_split(
+    folder: str | Path, kind: str = "template_1", databases: str | Path | None = None, samples: int = 0
+) -> Split:
     """Read Spider's questions in one of its splits.
 
     Left out are questions of missing databases, and those whose query reads a table without rows, on which many queries
@@ -62,9 +64,10 @@ def spider_split(folder: Path, kind: str = "template_1", databases: Path | None 
         DataError: a file is missing or not of that form.
         InputError: a database can't be opened.
     """
+    folder = Path(folder)
     schemas = {schema.db_id: schema for schema in read_json_as(list[_Schema], folder / "tables.json", "Spider's")}
     rows = _parts(folder, kind)
-    where = databases or folder / "database"
+    where = Path(databases or folder / "database")
     if not where.is_dir():
         raise DataError(f"{where} is no folder: unpack Spider's databases there, {LAYOUT.format(db_id='DB')}")
     names = sorted({row.db_id for part in rows.values() for row in part.values()})

@@ -37,14 +37,16 @@ class _Query(BaseModel):
 _File = Annotated[list[_Query], Field(min_length=1)]
 
 
-def text2sql_split(path: Path, kind: Literal["query", "question"] = "query", fold: int | None = None) -> Split:
+def text2sql_split(
+    json_path: str | Path, kind: Literal["query", "question"] = "query", fold: int | None = None
+) -> Split:
     """Read a file of the collection with its variables filled in, in its own split.
 
     A file has train, dev and test, or numbered folds. Then one fold becomes test, the next one dev (the first follows
     the last), and the others train. Examples that the file excludes are left out.
 
     Args:
-        path: the file.
+        json_path: the file.
         kind: ``question`` divides questions at random; ``query`` keeps all questions of a query on one side.
         fold: the fold that becomes test; None: fold 0, if there are folds.
 
@@ -56,6 +58,7 @@ def text2sql_split(path: Path, kind: Literal["query", "question"] = "query", fol
         ConfigError: no such fold.
         DataError: the file is missing or not of that form; one line names the first fault.
     """
+    path = Path(json_path)
     queries = read_json_as(_File, path, "the text2sql-data", "query ")
     labels = {each.label for query in queries for each in ([query] if kind == "query" else query.sentences)}
     part_of = _parts(labels - {"exclude"}, fold, path)

@@ -93,8 +93,8 @@ class AnswerCache:
     system, where SQLite can't rely on locks. A file that is no such cache, or can't be opened, is a `DataError`.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.path = None if path is None else Path(path)
         self._lock = threading.RLock()
         with self._access():
             if self.path is not None:

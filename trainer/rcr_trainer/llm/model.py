@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.background import background
@@ -56,7 +56,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         settings: LLMSettings | None = None,
         *,
         identity: Mapping[str, Any] | None = None,
-        cache_path: Path | None = None,
+        cache_path: str | os.PathLike[str] | None = None,
         language: str = "functional",
         prompt: Prompt = APPENDIX_D,
         account: str = "",
@@ -224,7 +224,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
 
 def open_llm(
     settings: LLMSettings,
-    cache_path: Path | None,
+    cache_path: str | os.PathLike[str] | None,
     *,
     language: str = "functional",
     prompt: Prompt = APPENDIX_D,

@@ -119,7 +119,7 @@ class Run:
     @classmethod
     def open(
         cls,
-        path: Path,
+        path: str | Path,
         *,
         flags: Mapping[str, str] | None = None,
         trust: bool = False,
@@ -137,6 +137,7 @@ class Run:
             CheckpointError: it is no run, is damaged, was written by a newer version or, without `trust`, has links
                 that lead outside.
         """
+        path = Path(path)
         inside = path.name == "checkpoint" and not (path / "run.json").exists()
         folder = path.parent if inside else path
         if not trust:

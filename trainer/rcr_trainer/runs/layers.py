@@ -199,7 +199,7 @@ def merged(*settings: Mapping[str, Any]) -> dict[str, Any]:
 # ---------------------------------------------------------------- reading
 
 
-def load_config(path: Path | None = None, flags: _Texts | None = None, environ: _Texts | None = None) -> Settings:
+def load_config(path: str | Path | None = None, flags: _Texts | None = None, environ: _Texts | None = None) -> Settings:
     """Read and check the settings of a run. Its name is that of the YAML file unless a layer gives one.
 
     Args:
@@ -211,11 +211,12 @@ def load_config(path: Path | None = None, flags: _Texts | None = None, environ: 
         ConfigError: a key is unknown, a value has the wrong type or range, settings contradict each other, or the
             file can't be read; one line says where.
     """
-    given = _layers(path, flags, environ)
+    file = None if path is None else Path(path)
+    given = _layers(file, flags, environ)
     values = {dotted: value for dotted, value, _ in given}
     remember([values.get(place) for place in PLACES])
-    if path is not None:
-        values.setdefault("name", run_name(path))
+    if file is not None:
+        values.setdefault("name", run_name(file))
     return checked(_nested(values), {dotted: where for dotted, _, where in given})
 
 
