@@ -65,7 +65,14 @@ _PARAGRAPHS = 4
 
 
 class SqlParser:
-    """Parses SQL statements of one of sqlglot's dialects; empty: of its own tolerant mix."""
+    """Parses SQL statements.
+
+    Args:
+        dialect: the name of one of sqlglot's dialects; empty for its own tolerant mix.
+
+    Raises:
+        InputError: sqlglot knows no such dialect.
+    """
 
     # Newer dialects are only in `DIALECTS`, which older versions of sqlglot lack.
     dialects = tuple(

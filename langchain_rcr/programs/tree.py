@@ -114,7 +114,7 @@ def _fold(preorder: Iterable[tuple[str, int]], combine: Callable[[str, list[T]],
 
 
 def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
-    r"""Return the names of all local structures of up to `max_size` ≥ 1 nodes (the paper's Appendix B).
+    r"""Return the names of all local structures of up to `max_size` nodes (the paper's Appendix B).
 
     A structure of size n is a connected set of n nodes whose leaves are consecutive siblings: a chain from parent to
     child, possibly empty, that ends in a run of one or more consecutive siblings. A virtual `<root>` above the
@@ -124,6 +124,9 @@ def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
     is doubled, `->` becomes `-\>` and a label `<root>` becomes `\<root>`, so different structures have different names.
     A label of more than 100 characters is cut there and followed by `\#` and a digest. So time and memory are linear in
     the size of the program, whatever its shape.
+
+    Raises:
+        InputError: max_size is below 1.
     """
     if max_size < 1:
         raise InputError(f"max_size: must be at least 1, got {max_size}")

@@ -62,7 +62,11 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
     The model as given is also the reference; pass the same one again after an interruption. The result is the same in
     all processes; a round is a step.
 
-    Raises as `Runner.run`, `Environment.score` and the language model do; the state before that step is kept.
+    Raises:
+        ConfigError: training diverges.
+        RewardError: the reward failed on an example, which is named; the state before that step is kept.
+        BudgetExceeded: the language model's budget is spent; the state before that step is kept.
+        CheckpointError: the state in `job.state_folder` can't be resumed from.
     """
     stage = _GRPO(job, environment, config)
     result = stage.runner.run(stage.collect, stage.learn, stage.evaluate)

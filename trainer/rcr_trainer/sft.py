@@ -60,7 +60,10 @@ def train(job: Job, config: SFTSettings) -> Result:
 
     The result is the same in all processes; a round is an epoch.
 
-    Raises as `Runner.run`, and a `DataError` if no query has a program that parses, or some query too few candidates.
+    Raises:
+        DataError: no query has a program that parses, or the pool leaves some query fewer than k candidates.
+        ConfigError: training diverges.
+        CheckpointError: the state in `job.state_folder` can't be resumed from.
     """
     stage = _SFT(job, config)
     stage.fit()
