@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
+from uuid import UUID
 
 import numpy as np
 from langchain_core.callbacks import (
@@ -247,14 +248,15 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         /,
         drafts: Mapping[str, str] | None = None,
         return_exceptions: bool = False,
+        run_id: UUID | None = None,
         **overrides: Any,
     ) -> list[list[Any]]:
         """For each question its picks, plain or `as_documents`, or its exception; nothing awaits unless `is_async`.
 
         Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
-        out unless the caller or a callback sees them.
+        out unless the caller or a callback sees them. `run_id` is as in LangChain's `invoke`.
         """
-        runs = await self._opened(queries, config, is_async, self._get_ls_params(**overrides))
+        runs = await self._opened(queries, config, is_async, self._get_ls_params(**overrides), run_id)
         results: list[Any] = [error_of(query) for query in queries]
         valid = [query for query, error in zip(queries, results, strict=True) if error is None]
         seen, now, order = as_documents or any(runs), self.store.now, self.order or self.store.encoder.config.order
@@ -285,6 +287,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         config: RunnableConfig | list[RunnableConfig] | None,
         is_async: bool,
         about: LangSmithRetrieverParams,
+        run_id: UUID | None,
     ) -> list[Any]:
         """For each question its callback run, or None if nothing listens."""
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
@@ -302,7 +305,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             run = None
             if callbacks.handlers:
                 name = one.get("run_name") or self.get_name()
-                run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
+                run = callbacks.on_retriever_start(None, query, name=name, run_id=run_id or one.get("run_id"))
             runs.append(await resolved(run))
         return runs
 

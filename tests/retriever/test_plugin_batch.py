@@ -4,7 +4,7 @@ import asyncio
 import threading
 from contextlib import asynccontextmanager
 from typing import Any
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import numpy as np
 import pytest
@@ -74,6 +74,13 @@ def test_every_question_has_a_run_of_its_own(retriever: SequentialCompositionalR
         assert (asked, tags, found) == (query, [f"t{n}"], 2)
         assert metadata["n"] == n
         assert metadata["ls_retriever_name"] == "sequential_compositional"
+
+
+def test_a_run_has_the_id_that_the_caller_gives(retriever: SequentialCompositionalRetriever) -> None:
+    as_option, in_config, recorder = uuid4(), uuid4(), Recorder()
+    retriever.invoke(QUERIES[0], {"callbacks": [recorder]}, run_id=as_option)  # as LangChain's retrievers take it
+    asyncio.run(retriever.ainvoke(QUERIES[0], {"callbacks": [recorder], "run_id": in_config}))
+    assert [*recorder.runs] == [as_option, in_config]
 
 
 @pytest.mark.parametrize("is_async", [False, True])
