@@ -10,6 +10,7 @@ from rcr_trainer import cli
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import write_split
 from rcr_trainer.data.files import read_split
+from rcr_trainer.data.geoquery import CORPUS_URL
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.tasks import divide, load_split
 from rcr_trainer.settings import DataSettings
@@ -247,13 +248,11 @@ def test_a_run_notices_that_its_ids_have_changed(capsys, here):
 
 
 def test_without_a_corpus_the_download_is_announced(capsys, here, monkeypatch):
-    from rcr_trainer.errors import DataError
+    def offline(url, timeout):
+        raise OSError("no network")
 
-    def offline(destination):
-        raise DataError("can't download: no network")
-
-    monkeypatch.setattr("rcr_trainer.runs.tasks.download_geoquery", offline)
+    monkeypatch.setattr("urllib.request.urlopen", offline)
     assert cli.main(["run", "demo.yaml", "--data.task=geoquery", "--data.split=length"]) == 2
     lines = capsys.readouterr().err.splitlines()
-    assert "downloading the GeoQuery corpus" in lines[0]
-    assert lines[-1] == "rcr-train: error: can't download: no network"
+    assert f"downloading {CORPUS_URL}" in lines[0]
+    assert lines[-1] == f"rcr-train: error: can't download {CORPUS_URL}: no network"

@@ -84,7 +84,7 @@ def test_words_of_names():
     assert words("orderItems of HTTPServers, cities_2 the class") == [
         "order", "item", "of", "http", "server", "city", "the", "class",
     ]  # fmt: skip
-    assert words("Straßen_größe") == ["straßen", "größe"]
+    assert words("Straßen_größe") == ["strassen", "grösse"]
     assert words("नदी_2 की 河流3") == ["नदी", "की", "河", "流"]
 
 

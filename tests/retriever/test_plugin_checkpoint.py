@@ -88,7 +88,7 @@ def _one_line(path: Path) -> str:
 
 
 def test_a_folder_that_is_none_is_named(tmp_path: Path) -> None:
-    assert f"{tmp_path / 'nowhere'} is not a folder" in _one_line(tmp_path / "nowhere")
+    assert f"{tmp_path / 'nowhere'} is not a checkpoint: no such folder" in _one_line(tmp_path / "nowhere")
 
 
 def test_a_foreign_folder_is_named(tmp_path: Path) -> None:
