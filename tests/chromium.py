@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shlex
@@ -66,16 +65,6 @@ class Page:
         done = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in done, done["exceptionDetails"]
         return done["result"].get("value")
-
-    def press(self, key: str, code: int) -> None:
-        """A key on the keyboard, by its name and its code in Windows."""
-        for kind in ("rawKeyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
-
-    def screenshot(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        shot = self.call("Page.captureScreenshot", captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def _read(self) -> dict[str, Any]:
         while b"\0" not in self._buffer:

@@ -22,8 +22,8 @@ from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import runner as training_runner
 from rcr_trainer.training.processes import Processes, join
 from safetensors.torch import load_file, save_file
-from tiny_bert import tiny_bert
-from training import train_grpo, train_sft
+from tiny_bert import knowing
+from training import StopError, stop_at, train_grpo, train_sft
 from warm import Program
 
 from langchain_rcr.basics.items import Item
@@ -67,10 +67,6 @@ TRAININGS = {
 RESUMED = ("listwise", "infonce", "grpo")
 
 
-class StopError(Exception):
-    """A kill."""
-
-
 def train(name, settings, processes, folder, model, log, state_folder=None):
     if name.startswith("grpo"):
         reward = make_reward("structure_coverage" if "answers" in name else "context_coverage", SPEC)
@@ -98,8 +94,7 @@ def build(name, rank, folder):
 
 def write_bert(folder):
     """The base of the transformers; to be there before the processes start."""
-    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
-    tiny_bert(folder / "bert", words=" ".join(words), positions=64)
+    knowing(SPLIT.train, folder / "bert")
 
 
 def outcome(name, processes, folder, *, stop=False):
@@ -115,14 +110,10 @@ def outcome(name, processes, folder, *, stop=False):
         rows.append(figures)
         last.update({name: tensor.clone() for name, tensor in model.state_dict().items()})
 
-    def kill(at, figures):
-        if at == 2:
-            raise StopError
-
     state = folder / f"state of {name}"
     if stop:
         with contextlib.suppress(StopError):
-            train(name, settings, processes, folder, build(name, processes.rank, folder), kill, state)
+            train(name, settings, processes, folder, build(name, processes.rank, folder), stop_at(2), state)
     result = train(name, settings, processes, folder, model, log, state if stop else None)
     return last, dataclasses.asdict(result), rows
 

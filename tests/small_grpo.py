@@ -5,7 +5,6 @@ from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
@@ -16,7 +15,7 @@ COVERAGE = make_reward("context_coverage", SPEC)
 
 
 def items(examples):
-    return [Item(e.source, e.target) for e in examples]
+    return [example.item for example in examples]
 
 
 def lexical(seed=0, dim=16):

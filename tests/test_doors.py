@@ -249,27 +249,6 @@ def test_a_wrong_door_is_found(tmp_path: Path, file: str, line: str, complaint: 
     assert [complaint in offence for offence in offences(_built(tmp_path, {file: line}))] == [True]
 
 
-@pytest.mark.parametrize(
-    ("file", "line"),
-    [
-        ("langchain_rcr/retriever.py", "from langchain_core.documents import Document"),
-        ("langchain_rcr/families/backbone.py", "from langchain_core.embeddings import Embeddings"),
-        (
-            "langchain_rcr/policy/triencoder.py",
-            "if TYPE_CHECKING:\n    from langchain_core.embeddings import Embeddings",
-        ),
-        ("langchain_rcr/policy/selection.py", "from langchain_rcr.index.base import PoolVectors"),
-        ("rcr_trainer/baselines/base.py", "from langchain_core.example_selectors import BaseExampleSelector"),
-        (
-            "rcr_trainer/sft.py",
-            "from langchain_rcr import TriEncoder\nfrom rcr_trainer.data.coverage import greedy_coverage",
-        ),
-    ],
-)
-def test_a_right_door_is_open(tmp_path: Path, file: str, line: str) -> None:
-    assert offences(_built(tmp_path, {file: line})) == []
-
-
 def test_a_circle_on_one_level_is_found(tmp_path: Path) -> None:
     files = {
         "rcr_trainer/data/a.py": "from rcr_trainer.training.registry import StageSettings",

@@ -38,3 +38,9 @@ def tiny_bert(folder: Path, *, seed: int = 0, words: str = WORDS, hidden: int = 
         torch.manual_seed(seed)
         BertModel(config).save_pretrained(folder)
     return str(folder)
+
+
+def knowing(examples, folder: Path) -> str:
+    """One whose vocabulary is the words of examples' questions and programs."""
+    words = sorted({word for e in examples for word in f"{e.source} {e.target}".lower().split()})
+    return tiny_bert(folder, words=" ".join(words), positions=64)

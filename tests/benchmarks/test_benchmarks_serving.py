@@ -4,14 +4,6 @@ import importlib
 
 import numpy as np
 import pytest
-from places import ROOT
-
-
-@pytest.fixture(scope="module")
-def serving():
-    with pytest.MonkeyPatch.context() as patched:
-        patched.syspath_prepend(str(ROOT / "benchmarks"))
-        yield importlib.import_module("serving")
 
 
 def picks(retriever, query="0"):
@@ -19,21 +11,21 @@ def picks(retriever, query="0"):
 
 
 @pytest.mark.slow
-def test_both_sides_pick_the_same(serving):
-    vectors, queries = serving.dense(70)
-    plain = serving.plain(np.asarray(vectors.candidate), np.asarray(vectors.context), queries[0])
-    assert picks(serving.retriever(vectors, queries)) == plain
-    has, needs = serving.structures(90)
+def test_both_sides_pick_the_same(script):
+    vectors, queries = script.dense(70)
+    plain = script.plain(np.asarray(vectors.candidate), np.asarray(vectors.context), queries[0])
+    assert picks(script.retriever(vectors, queries)) == plain
+    has, needs = script.structures(90)
     dense = np.asarray(has.candidate)
-    ours = serving.retriever(has, needs)
+    ours = script.retriever(has, needs)
     for question in (0, 5):
-        plain = serving.plain(dense, np.asarray(has.context), needs[question], saturating=True)
+        plain = script.plain(dense, np.asarray(has.context), needs[question], saturating=True)
         assert picks(ours, str(question)) == plain
 
 
-def test_drawn_pools_look_as_real_ones(serving):
+def test_drawn_pools_look_as_real_ones(script):
     """By the figures of Spider's that they imitate."""
-    pool, questions = serving.dense(3_000)
+    pool, questions = script.dense(3_000)
     assert pool.context is pool.candidate
     rows = pool.candidate
     energy = np.cumsum(np.linalg.eigvalsh(rows.T @ rows)[::-1])
@@ -41,28 +33,28 @@ def test_drawn_pools_look_as_real_ones(serving):
     logits = np.sort(questions @ rows.T)[:, ::-1].mean(axis=0)
     np.testing.assert_allclose(logits[[10, 100]] / logits[0], [0.62, 0.43], atol=0.1)
 
-    pool, needs = serving.structures(3_000)
+    pool, needs = script.structures(3_000)
     has = pool.candidate
     np.testing.assert_array_equal(has.columns, pool.context.columns)
-    others = [has, *(serving.structures(3_000, seed)[0].candidate for seed in (1, 2))]  # each has but 15 subjects
+    others = [has, *(script.structures(3_000, seed)[0].candidate for seed in (1, 2))]  # each has but 15 subjects
     often = np.mean([np.sort(np.bincount(one.columns, minlength=one.dim))[::-1] / len(one) for one in others], axis=0)
     np.testing.assert_allclose(often[[1, 7, 31, 127]], [0.927, 0.4, 0.208, 0.094], atol=0.13)
     assert 25 < np.diff(has.starts).mean() < 45
-    assert serving.structures(3_000)[1].tolist() == needs.tolist()
+    assert script.structures(3_000)[1].tolist() == needs.tolist()
 
 
 @pytest.mark.slow
-def test_loading_reads_a_real_checkpoint(serving):
-    figures = serving.loading(40)
+def test_loading_reads_a_real_checkpoint(script):
+    figures = script.loading(40)
     assert figures["loading: ours"]["ms"] > 0
     assert figures["loading: ours"]["mb"] > 10
 
 
 @pytest.mark.slow
-def test_every_side_runs_and_its_time_is_cpu_time(serving, monkeypatch):
-    monkeypatch.setattr(serving, "_MOST", 2)
-    monkeypatch.setattr(serving, "_LEAST", 2)
-    figures = serving.selecting(120)
+def test_every_side_runs_and_its_time_is_cpu_time(script, monkeypatch):
+    monkeypatch.setattr(script, "_MOST", 2)
+    monkeypatch.setattr(script, "_LEAST", 2)
+    figures = script.selecting(120)
     large = importlib.import_module("large")
     by_lists = large.searching(120)
     monkeypatch.setattr(large, "_WHOLE", 100)
@@ -76,18 +68,18 @@ def test_every_side_runs_and_its_time_is_cpu_time(serving, monkeypatch):
     assert all(0 < row["low"] <= row["ms"] <= row["high"] for row in figures.values())
 
 
-def test_ratios_by_hand(serving):
+def test_ratios_by_hand(script):
     def row(ms):
         return {"ms": ms, "low": ms, "high": ms}
 
     few = {"ours, dense": row(1.0), "LangChain MMR": row(4.0), "ours, dense, 64 together": row(64.0)}
-    table = serving.markdown({"440": few, "3000": {"ours, dense": row(2.0)}})
+    table = script.markdown({"440": few, "3000": {"ours, dense": row(2.0)}})
     assert "| ours, dense : LangChain MMR | 0.25 | – |" in table
     assert "| ours, dense, 64 together : 64 × LangChain MMR | 0.25 | – |" in table
     assert "| ours, dense | 1 (1–1) | 2 (2–2) |" in table
 
 
-def test_how_cost_grows_is_drawn_from_what_was_measured(serving):
+def test_how_cost_grows_is_drawn_from_what_was_measured(script):
     scaling = importlib.import_module("scaling")
     sides = {f"ours, {name}, k = {k}": {"ms": 1.0 + k} for name in scaling.OURS for k in (16, 1)}
     sides |= {f"ours, {name}, 8 together": {"ms": 4.0} for name in scaling.OURS}

@@ -17,6 +17,7 @@ from langchain_rcr.programs import get_parser
         ("Target: SELECT 1", "SELECT 1"),
         ("\nTarget:\nSELECT 1", "SELECT 1"),
         ("`SELECT 1`", "SELECT 1"),
+        ("SELECT a FROM `t`", "SELECT a FROM `t`"),
         ("```SELECT 1```", "SELECT 1"),
         ("```sql SELECT 1```", "SELECT 1"),
         ("```SQL SELECT a\nFROM b\n```", "SELECT a\nFROM b"),
@@ -49,6 +50,8 @@ def test_a_program_of_one_line_comes_before_what_follows_it(language: str) -> No
         "count(a)\nThis counts.",
     ]
     assert [*candidates('Target: {\n "a": 1\n}', language)][:2] == ["{", '{\n "a": 1\n}']
+    assert [*candidates("<program>count(a)</program> counts", language)] == ["count(a)"]
+    assert [*candidates("count(a)</program>\nIt counts.", language)] == ["count(a)"]
 
 
 def test_what_comes_after_in_what_order() -> None:

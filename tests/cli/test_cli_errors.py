@@ -103,7 +103,7 @@ def test_help_is_fast_and_loads_nothing_heavy():
         "import sys; from rcr_trainer import cli\n"
         "for words in ([], ['init', 'x.yaml']):\n"
         "    cli.main(words)\n"
-        "heavy = {'torch', 'numpy', 'transformers', 'langchain_core'}\n"
+        "heavy = {'torch', 'numpy', 'scipy', 'transformers', 'langchain_core'}\n"
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)"
     )
     began = time.perf_counter()

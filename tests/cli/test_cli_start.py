@@ -1,6 +1,7 @@
 """`sft.checkpoint`: a run that takes its policy from elsewhere instead of training one."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -23,10 +24,20 @@ threads: 1
 START = ["run", "demo.yaml", "--name=second", "--sft.checkpoint"]
 
 
+@pytest.fixture(scope="module")
+def first(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the settings and a run with GRPO."""
+    folder = tmp_path_factory.mktemp("first")
+    (folder / "demo.yaml").write_text(CONFIG, encoding="utf-8")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert cli.main(["run", "demo.yaml", "--name=first", "--grpo.enabled=true"]) == 0
+    return folder
+
+
 @pytest.fixture(autouse=True)
-def here(here: Path) -> Path:
-    (here / "demo.yaml").write_text(CONFIG, encoding="utf-8")
-    assert cli.main(["run", "demo.yaml", "--name=first", "--grpo.enabled=true"]) == 0
+def here(here: Path, first: Path) -> Path:
+    shutil.copytree(first, here, dirs_exist_ok=True)
     return here / "runs"
 
 

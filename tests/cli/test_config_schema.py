@@ -37,6 +37,7 @@ def test_a_fresh_file_changes_family_in_one_word(tmp_path):
     assert (config.model.base, config.model.lam) == ("bert-base-uncased", 0.1)
     assert not hasattr(config.model, "ngrams")
     assert (config.sft.epochs, config.sft.lr) == (120, 1e-5)
+    assert (config.grpo.lr, config.grpo.train_candidates) == (1e-6, True)
 
 
 def test_a_resolved_file_holds_no_default_by_family(tmp_path):
@@ -49,12 +50,6 @@ def test_a_resolved_file_holds_no_default_by_family(tmp_path):
     assert "lr: 1.0e-05" in path.read_text()
     assert "dim: 384" in path.read_text()
     assert "#" not in path.read_text()
-
-
-def test_defaults_by_family_yield_to_what_is_given():
-    config = Settings.model_validate({"model": {"family": "transformer", "base": "x"}, "sft": {"lr": 0.5}})
-    assert (config.model.base, config.model.lam) == ("x", 0.1)
-    assert (config.sft.lr, config.sft.epochs) == (0.5, 120)
 
 
 def test_defaults_of_the_class_are_those_of_the_default_family():
@@ -79,12 +74,3 @@ def test_a_stages_k_that_is_not_given_is_the_models():
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
 def test_every_shipped_file_parses(path):
     assert load_config(path, environ={}).name == path.stem
-
-
-def test_the_papers_configuration_says_what_the_paper_says():
-    config = load_config(ROOT / "examples/configs/paper_geoquery.yaml", environ={})
-    model, sft = config.model, config.sft
-    assert (model.family, model.base, model.lam, model.tau) == ("transformer", "bert-base-uncased", 0.1, 0.2)
-    assert (sft.loss, model.k, sft.epochs, sft.batch_size, sft.lr) == ("infonce", 4, 120, 64, 1e-5)
-    assert (sft.bm25_top, sft.bm25_worst, sft.warmup, sft.patience) == (50, 5, 0.0, None)
-    assert config.program.max_size == 4

@@ -120,6 +120,13 @@ def test_results_are_lists_but_for_their_order_or_tuples_with_it():
         ([(b"a",)], [("a",)], False, False),
         ([("A",)], [("a",)], False, False),
         ([("a ",)], [("a",)], False, False),
+        # As many of each value in every row and column: they differ in which rows a column's ones are in.
+        (
+            [(1, 1, 1, 0), (1, 1, 0, 1), (0, 0, 1, 0), (0, 0, 0, 1)],
+            [(1, 1, 1, 0), (1, 1, 1, 0), (0, 0, 0, 1), (0, 0, 0, 1)],
+            False,
+            False,
+        ),
     ],
 )
 def test_pairs_of_results_made_by_hand(one, other, unordered, ordered):

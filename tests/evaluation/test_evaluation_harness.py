@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 import weakref
 from collections.abc import Sequence
@@ -119,15 +117,6 @@ def test_coverage_equals_a_slow_plain_loop():
         assert scores.full_coverage == pytest.approx(100 * np.mean([share == 1 for share in found]))
 
 
-def test_trade_offs_are_chosen_by_what_counts():
-    pool = POOL[:7]
-    plain = plain_selectors(pool, EVERYTHING, dev=QUERIES, k=3, names=["mmr", "dpp"])
-    assert plain.trade_offs["mmr"] == chosen("mmr", pool)
-    report = run(plain, pool=pool, k=3)
-    for name, choice in plain.trade_offs.items():
-        assert report.selectors[name].coverage == pytest.approx(max(choice.coverage.values()))
-
-
 @pytest.mark.slow
 def test_all_plain_selectors_end_to_end():
     names = [name for name in baselines.BASELINES if name not in (*LEARN, *OWN_MODEL)]
@@ -174,14 +163,6 @@ def test_a_new_baseline_is_a_file_and_a_line_of_the_registry(monkeypatch, tmp_pa
 def test_an_unregistered_baseline_is_refused():
     with pytest.raises(InputError, match=r"^EvaluationSettings: selectors must be 'random', .*'oracle'"):
         EvaluationSettings(selectors=["longest"])
-
-
-@pytest.mark.slow
-def test_the_registry_and_the_settings_load_no_baseline():
-    heavy = {"torch", "scipy", "numpy", "langchain_core"}
-    code = f"import sys, rcr_trainer.settings; print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert done.stdout == "[]\n"
 
 
 def test_without_embeddings_those_that_need_them_are_left_out_with_a_reason():

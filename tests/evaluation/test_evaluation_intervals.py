@@ -70,12 +70,6 @@ def test_paired_by_hand():
     assert paired_intervals(rates, list(range(30))) == {"other": (50.0, 50.0), "same": (0.0, 0.0)}
 
 
-def test_the_same_figures_have_the_same_interval():
-    rng = np.random.default_rng(0)
-    rates = {"rcr": rng.random(80), "other": rng.random(80)}
-    assert paired_intervals(rates, list(range(80))) == paired_intervals(rates, list(range(80)))
-
-
 def test_no_interval_of_few_programs_or_without_ours():
     rates = {"rcr": np.ones(500), "other": np.zeros(500)}
     few = [i % (FEW_PROGRAMS - 1) for i in range(500)]

@@ -23,12 +23,16 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from openai_server import OpenAIServer
+from rcr_trainer.llm.cache import AnswerCache
+from rcr_trainer.llm.model import open_llm
+from rcr_trainer.llm.settings import LLMSettings
 
 AT_ONCE = 4
 CONFIG = f"""
@@ -144,12 +148,9 @@ def last_shown(prompt: str) -> str:
     return prompt.rpartition("Target: ")[2].partition("\n")[0]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--count", type=int, default=100, help="kills (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
-    arguments = parser.parse_args()
-    draw, folder = random.Random(arguments.seed), Path(tempfile.mkdtemp(prefix="rcr-kills-"))
+def killed(folder: Path, least: int, seed: int = 0) -> Counter[str]:
+    """Kill runs at least so many times and compare each round with an undisturbed run; the kills by stage."""
+    draw, stages = random.Random(seed), Counter[str]()
     with OpenAIServer(last_shown, delay=0.01) as server:
         nursery = Nursery(folder, server)
         status, operations, seconds = nursery.attempt("whole")
@@ -158,11 +159,14 @@ def main() -> int:
         print(
             f"undisturbed: {seconds:.1f} s, {operations} file operations, {len(prompts)} prompts, {len(whole)} results"
         )
-        kills, rounds, asked_twice, stages = 0, 0, 0, Counter[str]()
-        while kills < arguments.count:
+        with open_llm(LLMSettings(model="m", base_url=server.base_url), None) as llm:
+            keys = {llm._client.key(prompt): prompt for prompt in prompts}
+        rounds, asked_twice = 0, 0
+        while stages.total() < least:
             rounds += 1
-            name, before = f"round{rounds}", kills
+            name, before = f"round{rounds}", stages.total()
             server.requests.clear()
+            written: list[tuple[int, set[str]]] = []
             while True:
                 if draw.random() < 0.5:
                     status, _, _ = nursery.attempt(name, seconds=draw.random() * seconds / 3)
@@ -171,25 +175,37 @@ def main() -> int:
                 if status != signal.SIGKILL:
                     assert status == 0, (folder / "output.txt").read_text(encoding="utf-8")[-3000:]
                     break
-                kills += 1
                 stages[stage(folder / "runs" / name)] += 1
                 time.sleep(0.05)  # what the dead process had sent is still being answered
+                with closing(AnswerCache(folder / f"{name}.sqlite")) as cache:
+                    written.append((len(server.requests), {keys[each] for each in cache.get(list(keys))}))
             different = [key for key, value in left(folder / "runs" / name).items() if whole.get(key) != value]
             assert not different, f"{name} in {folder} differs in {different}"
             assert left(folder / "runs" / name).keys() == whole.keys()
-            asked = [request.prompt for request in server.requests]
+            asked, kills = [request.prompt for request in server.requests], stages.total() - before
             assert sorted(set(asked)) == prompts
+            for begun, there in written:
+                assert not there & set(asked[begun:]), "what a killed run had written was asked again"
             twice = len(asked) - len(prompts)
-            assert twice <= (kills - before) * AT_ONCE, f"{twice} prompts were asked again in {kills - before} kills"
+            assert twice <= kills * AT_ONCE, f"{twice} prompts were asked again in {kills} kills"
             asked_twice += twice
-            print(f"{name}: {kills - before} kills, {twice} of {len(prompts)} prompts asked again", flush=True)
+            print(f"{name}: {kills} kills, {twice} of {len(prompts)} prompts asked again", flush=True)
         nursery.process.communicate(timeout=60)
-    shutil.rmtree(folder)
     told = ", ".join(f"{name} {count}" for name, count in stages.most_common())
-    print(f"{kills} kills ({told}), {rounds} runs resumed to their end, all like the undisturbed one")
+    print(f"{stages.total()} kills ({told}), {rounds} runs resumed to their end, all like the undisturbed one")
     print(f"{asked_twice} prompts asked again, which ran when a kill came ({AT_ONCE} at a time)")
-    return 0
+    return stages
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--count", type=int, default=100, help="kills (default: %(default)s)")
+    parser.add_argument("--seed", type=int, default=0, help="of the moments (default: %(default)s)")
+    arguments = parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="rcr-kills-"))
+    killed(folder, arguments.count, arguments.seed)
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -1,9 +1,11 @@
-"""The harnesses of `make fuzz`, `make kills` and `make soak` still run, on a few inputs."""
+"""`make fuzz`, `make kills` and `make soak` on a few inputs."""
 
 from __future__ import annotations
 
 import importlib
+import os
 import sys
+from pathlib import Path
 
 import pytest
 from places import TESTS
@@ -31,5 +33,9 @@ def test_soak() -> None:
     assert soak.changes("vector store", soak.VectorStoreIndex(soak.InMemoryVectorStore), 0.2, during=False)
 
 
-def test_kills_can_be_started() -> None:
-    assert importlib.import_module("kills").CONFIG
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+def test_a_run_killed_20_times_ends_like_an_undisturbed_one_and_asks_nothing_that_was_answered(tmp_path: Path) -> None:
+    """Weights, training states, losses, picks and figures: see `kills.left`."""
+    stages = importlib.import_module("kills").killed(tmp_path, 20)
+    assert stages["sft"] > 0
+    assert stages["grpo"] > 5

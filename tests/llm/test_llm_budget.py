@@ -46,6 +46,12 @@ def test_an_estimate_says_whether_it_is_exact() -> None:
     assert "$" not in str(Estimate(Use(4, 1200, 400), None, exact=False))
 
 
+def test_the_sum_of_estimates_is_as_exact_and_priced_as_both() -> None:
+    one, other = Estimate(Use(1, 20, 3), 0.5, exact=True), Estimate(Use(2, 10, 4), 0.25, exact=False)
+    assert one + other == Estimate(Use(3, 30, 7), 0.75, exact=False)
+    assert one + Estimate(Use(), None, exact=True) == Estimate(Use(1, 20, 3), None, exact=True)
+
+
 def test_stats_in_words_and_figures() -> None:
     stats = Stats(PRICES, nominal=10, distinct=4, cached=1, paid=3, used=Use(3, 1000, 500))
     stats.failures["refused"] += 2

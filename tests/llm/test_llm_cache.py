@@ -74,11 +74,12 @@ def test_it_is_a_write_ahead_log_that_is_flushed(tmp_path: Path) -> None:
             assert reader.execute("SELECT text FROM answers").fetchall() == [("x",)]
 
 
-def test_in_memory_nothing_is_shared() -> None:
+def test_in_memory_nothing_is_shared(here: Path) -> None:
     with closing(AnswerCache()) as one, closing(AnswerCache()) as other:
         one.put("m", {b"a": Answer("x")})
         assert len(one) == 1
         assert len(other) == 0
+    assert [*here.iterdir()] == []
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:

@@ -28,8 +28,6 @@ KEY = "sk-very-secret-0123456789"
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,6 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-test")
 
 

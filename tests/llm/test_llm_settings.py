@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,6 @@ from rcr_trainer.llm.settings import LLMSettings
 
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import Conversation
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
 
 
 def backend(**settings: Any) -> tuple[Client, Any]:

@@ -51,6 +51,13 @@ class Scores:
         return -zlib.crc32((prompt + continuation).encode()) / 2**30
 
 
+class Wanted(Scores):
+    """Of a model that is helped by one word."""
+
+    def of(self, prompt, continuation):
+        return -3.0 + prompt.count("longest")
+
+
 def policy(items):
     return TriEncoder.build("lexical", items, dim=16, seed=1)
 
@@ -294,10 +301,6 @@ def test_ceil_scores_sets_of_near_examples_and_picks_by_greedy_volume():
 
 @pytest.mark.slow
 def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
-    class Wanted(Scores):
-        def of(self, prompt, continuation):
-            return -3.0 + prompt.count("longest")
-
     selector = make("iterr", Wanted(), epochs=30, lr=0.05, candidates=12, sets=8)
     before = make("iterr", Wanted(), epochs=1, lr=1e-9)
     shown = [
@@ -313,10 +316,6 @@ def test_iterr_picks_by_a_recurrent_state_and_learns_what_is_rewarded():
 
 @pytest.mark.slow
 def test_llm_rs_picks_follow_a_reward_model_that_has_learnt_what_helps():
-    class Wanted(Scores):
-        def of(self, prompt, continuation):
-            return -3.0 + prompt.count("longest")
-
     selector = make("llm_r", Wanted(), epochs=30, lr=0.05, candidates=12)
     rows = training_rows(20, 12)
     near, scores = selector._scored(rows)

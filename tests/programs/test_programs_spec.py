@@ -64,6 +64,12 @@ def test_spec_tree_structures_and_key() -> None:
     assert plain.key("f ( 'a' )") != plain.key("f('b')")
 
 
+def test_values_are_the_strings_and_numbers_as_they_are_written() -> None:
+    assert ProgramSpec().values("f('a', \"b\", -1.5, x, _, 3(y))") == {"'a'", '"b"', "-1.5"}
+    assert ProgramSpec("tokens").values("top 3 in 'a'") == {"3", "'a'"}
+    assert ProgramSpec().values("f((") == set()
+
+
 def test_spec_of_what_does_not_parse() -> None:
     spec = ProgramSpec()
     assert spec.tree("f((") is None

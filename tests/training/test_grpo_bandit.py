@@ -7,17 +7,12 @@ from rcr_trainer.data.examples import Example
 from rcr_trainer.settings import GRPOSettings
 from training import train_grpo as train
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.families import get_family
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
-
-
-def items(examples):
-    return [Item(e.source, e.target) for e in examples]
 
 
 class Table(Encoder):
@@ -74,7 +69,7 @@ class Opposites:
 
 def probability_of_the_pair(model):
     """Exact, over all ordered pairs."""
-    pool = model.encode_pool(items(ARMS))
+    pool = model.encode_pool([arm.item for arm in ARMS])
     query = model.encode_queries(["which pair?"])[0]
     total = 0.0
     for first, second in ((0, 1), (1, 0)):

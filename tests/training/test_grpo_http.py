@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -29,12 +28,6 @@ pytestmark = pytest.mark.slow
 
 PARSER = MODEL
 COVR = {"split": "110", "train_size": 22, "test_size": 4, "dev_size": 6}
-
-
-@pytest.fixture(autouse=True)
-def no_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in os.environ if name.startswith("OPENAI_")]:
-        monkeypatch.delenv(name)
 
 
 def rows(folder: Path, data: dict[str, Any], llm: dict[str, Any], **sections: Any) -> list[dict[str, Any]]:
@@ -200,16 +193,6 @@ def test_training_evaluation_and_a_chain_from_the_checkpoint_ask_with_the_prompt
         assert {turn["role"] for turn in turns[1::2]} == {"assistant"}
         assert all(turn["content"].endswith(" ? (SQL)") for turn in turns[::2])
     assert len(server.requests) == evaluated + 1
-
-
-def test_a_stop_text_of_the_settings_cuts_programs_of_several_lines(
-    queries: tuple[dict[str, Any], dict[str, str]], tmp_path: Path
-) -> None:
-    data, programs = queries
-    options: dict[str, Any] = {"program": {"language": "sql:sqlite"}, "reward": {"names": ["correctness"]}}
-    with OpenAIServer(lambda prompt: programs[question(prompt)]) as server:
-        llm = {"model": "m", "base_url": server.base_url, "stop": ["\n"]}
-        assert rows(tmp_path / "cut", data, llm, **options)[1]["reward"] == 0.0
 
 
 # ---------------------------------------------------------------- the log

@@ -10,19 +10,12 @@ from rcr_trainer.rewards.reward import RewardError
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import runner as training_runner
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, lexical, run
-from tiny_bert import tiny_bert
 from training import Parrot, StopError, same_weights, stop_at, train_sft
 
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.policy.triencoder import TriEncoder
 
 torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
 
 
 @pytest.mark.slow

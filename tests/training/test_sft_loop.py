@@ -13,11 +13,10 @@ from rcr_trainer.settings import SFTSettings
 from rcr_trainer.training import losses, runner
 from rcr_trainer.training.runner import Runner
 from rcr_trainer.training.supervision import Supervision
-from tiny_bert import tiny_bert
+from small_grpo import items
 from training import StopError, same_weights, stop_at
 from training import train_sft as train
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.selection import greedy
@@ -32,19 +31,9 @@ SETTINGS = {"warmup": 0.0, "temperature": 0.5, "candidates": 4096, "on_policy": 
 FAST = SFTSettings(epochs=6, lr=1e-2, batch_size=32, patience=None, **SETTINGS)
 
 
-def items(examples):
-    return [Item(e.source, e.target) for e in examples]
-
-
 def lexical(seed=0, dim=32):
     start = {"ngrams": 2, "context_init": -0.3, "scale": 20.0, "lam": 1.0}
     return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, **start)
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
 
 
 @pytest.mark.slow

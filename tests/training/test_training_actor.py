@@ -5,38 +5,24 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.held_out import Barred
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training.actor import Actor, Leaf
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences
-from tiny_bert import tiny_bert
+from small_grpo import SPEC, SPLIT, items, lexical
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 
 torch.set_num_threads(1)
-
-SPEC = ProgramSpec()
-SPLIT = covr_split("110", 0, 40, 0, dev=20)
-
 
 settings = partial(GRPOSettings, perplexity=None)
 
 
-def items(examples):
-    return [Item(e.source, e.target) for e in examples]
-
-
 def questions(examples):
     return [Item(e.source) for e in examples]
-
-
-def lexical(seed=0, dim=16):
-    return TriEncoder.build("lexical", items(SPLIT.train), dim=dim, seed=seed, scale=20.0, lam=1.0)
 
 
 def plain_loss(model, rows, drawn, reference, advantages, config, barred):
@@ -59,12 +45,6 @@ def plain_loss(model, rows, drawn, reference, advantages, config, barred):
         loss = grpo_loss(log_prob[None], *(part[None] for part in parts), config.epsilon, config.beta)
         total = total + loss.sum() / len(drawn.picks)
     return total
-
-
-@pytest.fixture(scope="module")
-def bert(tmp_path_factory):
-    words = sorted({word for e in SPLIT.train for word in f"{e.source} {e.target}".lower().split()})
-    return tiny_bert(tmp_path_factory.mktemp("bert") / "model", words=" ".join(words), positions=64)
 
 
 def build(family, bert):

@@ -36,12 +36,6 @@ def test_rloo_by_hand():
     np.testing.assert_allclose(rloo(np.array([[1.0, 2.0, 6.0]])), [[-3.0, -1.5, 4.5]], rtol=1e-12)
 
 
-def test_rloo_divides_by_the_others():
-    rewards = np.random.default_rng(0).random((3, 5))
-    slow = [[r - (row.sum() - r) / 4 for r in row] for row in rewards]
-    np.testing.assert_allclose(rloo(rewards), slow, rtol=1e-12)
-
-
 def test_rloo_of_a_single_sequence():
     assert rloo(np.array([[0.7]])).tolist() == [[0.0]]
 
@@ -57,8 +51,10 @@ def test_nb_is_the_reward():
 
 def test_what_is_not_scored_has_no_advantage_and_moves_no_other():
     gap = np.array([[1.0, NAN, 0.0]])
-    for function, expected in ((grpo, [1.0, 0.0, -1.0]), (rloo, [1.0, 0.0, -1.0]), (nb, [1.0, 0.0, 0.0])):
-        np.testing.assert_allclose(function(gap), [expected], rtol=1e-12)
+    for name, expected in {"grpo": [1.0, 0.0, -1.0], "rloo": [1.0, 0.0, -1.0], "nb": [1.0, 0.0, 0.0]}.items():
+        advantages, scored = estimate(name, gap)
+        np.testing.assert_allclose(advantages, [expected], rtol=1e-12)
+        assert scored.tolist() == [[True, False, True]]
     nothing = np.full((1, 3), NAN)
     for function in (grpo, rloo, nb):
         assert function(nothing).tolist() == [[0.0, 0.0, 0.0]]
@@ -72,11 +68,3 @@ def test_remax_without_a_baseline_learns_nothing():
     assert scored.tolist() == [[True, False], [False, False]]
     with pytest.raises(ValueError, match="greedy"):
         estimate("remax", np.zeros((1, 2)))
-
-
-@pytest.mark.parametrize("name", ["grpo", "rloo", "nb"])
-def test_by_name(name):
-    rewards = np.array([[0.0, NAN, 1.0]])
-    advantages, scored = estimate(name, rewards)
-    np.testing.assert_array_equal(advantages, {"grpo": grpo, "rloo": rloo, "nb": nb}[name](rewards))
-    assert scored.tolist() == [[True, False, True]]
