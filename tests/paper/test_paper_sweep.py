@@ -9,7 +9,7 @@ import pytest
 from answering import answering
 from openai_server import OpenAIServer
 from rcr_trainer import cli, pipeline
-from rcr_trainer.errors import DataError
+from rcr_trainer.data.geoquery import CORPUS_URL
 from rcr_trainer.llm.faults import TooLongError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.paper.tables import TABLES
@@ -273,10 +273,10 @@ def test_a_dry_run_shows_the_budget_and_ends_well(here, capsys):
 
 
 def test_without_a_corpus_and_a_network_it_says_where_a_corpus_may_lie(capsys, monkeypatch):
-    def fail(destination):
-        raise DataError("can't download it: no route")
+    def fail(url, timeout):
+        raise OSError("no route")
 
-    monkeypatch.setattr("rcr_trainer.runs.tasks.download_geoquery", fail)
+    monkeypatch.setattr("urllib.request.urlopen", fail)
     assert paper("rl", splits="template_1") == 2
-    end = "can't download it: no route; --data FOLDER takes them from a folder, as data/geoquery would be\n"
+    end = f"can't download {CORPUS_URL}: no route; --data FOLDER takes them from a folder, as data/geoquery would be\n"
     assert capsys.readouterr().err.endswith(end)
