@@ -84,6 +84,12 @@ BAD = [
     ("a.jsonl", "[1]", {}, "line 1: expected a JSON object, got a list; a file that is one JSON list is named .json"),
     ("a.jsonl", '{"source": "s", "target": 3}', {}, "line 1: field 'target' must hold text, got a number"),
     ("a.jsonl", '{"source": "\\ud800", "target": "t"}', {}, "line 1: field 'source' holds half of a surrogate pair"),
+    (
+        "a.jsonl",
+        '{"source": "s", "target": "t", "note": {"by": ["\\ud800"]}}',
+        {},
+        "line 1: field 'note' holds half of a surrogate pair",
+    ),
     ("a.jsonl", "[" * 100_000, {}, "line 1: invalid JSON (too deep"),
     ("a.jsonl", '{"n": ' + "1" * 5000 + "}", {}, "line 1: invalid JSON (too deep, or a number too long)"),
     (

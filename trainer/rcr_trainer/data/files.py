@@ -180,6 +180,11 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
     own = {*keys.values(), "id", "source", "target"}
     given = {name: value for name, value in row.items() if name not in own and value not in (None, "")}
     fields = {name: value for name, value in given.items() if not isinstance(value, bytes)}
+    for name in (*keys.values(), *fields):
+        try:
+            json.dumps({name: row[name]}, ensure_ascii=False).encode("utf-8")
+        except UnicodeEncodeError:
+            raise DataError(f"{where}: field {name!r} holds half of a surrogate pair, which is no text") from None
     return Example(id_, source, target, fields)
 
 
@@ -189,10 +194,6 @@ def _text(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: 
         return ""
     if not isinstance(value, str):
         raise DataError(f"{where}: field {keys[setting]!r} must hold text, got {_kind(value)}")
-    try:
-        value.encode("utf-8")
-    except UnicodeEncodeError:
-        raise DataError(f"{where}: field {keys[setting]!r} holds half of a surrogate pair, which is no text") from None
     return value
 
 
