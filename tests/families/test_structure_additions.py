@@ -245,3 +245,19 @@ def test_a_second_fit_forgets_what_was_fitted_beside_the_first(retriever):
     assert (again[:, known : known + SPARE] > 0).any()
     assert not np.array_equal(before, again)
     assert "purple" in programs(retriever.invoke(ASKED))
+
+
+def test_whether_a_fit_is_due_is_judged_once_for_the_same_additions(retriever, monkeypatch):
+    """It goes through all that was learnt, which every later addition would pay."""
+    judged = []
+
+    def unseen(encoder, names):
+        judged.append(len(names))
+        return np.zeros(len(names), dtype=bool)
+
+    monkeypatch.setattr(NumpyNeedEncoder, "unseen", unseen)
+    monkeypatch.setattr(needs, "MOST", 4)
+    retriever.add_examples(NEW[:4])
+    for row in NEW[4:]:
+        retriever.add_example(row)
+    assert judged == [4]

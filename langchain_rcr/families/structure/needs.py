@@ -152,6 +152,7 @@ class NumpyNeedEncoder(BaseEncoder):
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, float(scale)
         self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
+        self._judged: tuple[Additions | None, bool] = None, False  # whether these make the fit stale
         self.descriptions = Descriptions(described)
         columns, self.homes = len(inventory), HOMES if homes else 0
         self.dim = columns + SPARE + self.homes + WORDS
@@ -247,8 +248,11 @@ class NumpyNeedEncoder(BaseEncoder):
     @property
     def stale(self) -> bool:
         """See `BaseEncoder.stale`."""
-        enough = min(MOST, STALE * len(self.learnt))
-        return 0 < enough <= len(self._known) and int(self.unseen(self._names(self._known)).sum()) >= enough
+        if self._judged[0] is not self.additions:  # else every addition would go through all that was learnt
+            enough = min(MOST, STALE * len(self.learnt))
+            stale = 0 < enough <= len(self._known) and int(self.unseen(self._names(self._known)).sum()) >= enough
+            self._judged = self.additions, stale
+        return self._judged[1]
 
     def keep_preferences(self, other: NumpyNeedEncoder) -> None:
         """Take over γ, ε, ω and the weights by size as the race or GRPO left them, whatever the structures are."""
