@@ -10,6 +10,7 @@ from uuid import UUID
 import numpy as np
 from langchain_core.callbacks import (
     AsyncCallbackManager,
+    AsyncCallbackManagerForRetrieverRun,
     CallbackManager,
     CallbackManagerForRetrieverRun,
 )
@@ -17,7 +18,7 @@ from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list
+from langchain_core.runnables.config import get_config_list, run_in_executor
 from pydantic import ConfigDict
 
 from langchain_rcr.basics.section import stated, unknown
@@ -35,6 +36,8 @@ from langchain_rcr.pool.served import Pick, error_of
 from langchain_rcr.pool.store import ExampleStore
 
 logger = logging.getLogger(__name__)
+
+_Configs = RunnableConfig | list[RunnableConfig] | None
 
 
 class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSelector):
@@ -115,6 +118,21 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             logger.warning("min_relevance has no effect: the %s family can't tell what its examples are about", name)
         with stated(type(self).__name__, type(self)):
             super().__init__(store=store, **fields)
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Have LangChain's own methods call the `_get_relevant_documents`, or the async one, that a subclass brings."""
+        super().__init_subclass__(**kwargs)
+        ours, callers = SequentialCompositionalRetriever, list[str]()
+        if cls._get_relevant_documents is not ours._get_relevant_documents:
+            callers += ["invoke", "batch"]
+            if cls._aget_relevant_documents is ours._aget_relevant_documents:
+                cls._aget_relevant_documents = _in_thread  # type: ignore[method-assign]
+        if cls._aget_relevant_documents is not ours._aget_relevant_documents:
+            callers += ["ainvoke", "abatch"]
+        for name in callers:
+            if getattr(cls, name) is getattr(ours, name):
+                setattr(cls, name, getattr(BaseRetriever, name))
+        cls._expects_other_args = True  # otherwise LangChain would drop a filter that the method doesn't take
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Assign a field; an `InputError` if it is out of range."""
@@ -204,14 +222,22 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         """`invoke`, awaited."""
         return (await self._select(True, True, [input], config, draft, **kwargs))[0]
 
-    def _get_relevant_documents(self, query: str, *, run_manager: CallbackManagerForRetrieverRun) -> list[Document]:
-        """What `BaseRetriever.invoke` would call."""
-        return self.invoke(query, {"callbacks": run_manager.get_child()})
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, draft: str | None = None, **options: Any
+    ) -> list[Document]:
+        """`invoke` without a callback run, for subclasses."""
+        return InThisThread().run(self._select(True, False, [query], None, draft, False, False, **options))[0]
+
+    async def _aget_relevant_documents(
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, draft: str | None = None, **options: Any
+    ) -> list[Document]:
+        """`ainvoke` without a callback run, for subclasses."""
+        return (await self._select(True, True, [query], None, draft, False, False, **options))[0]
 
     def batch(
         self,
         inputs: list[str],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
+        config: _Configs = None,
         *,
         return_exceptions: bool = False,
         drafts: Mapping[str, str] | None = None,
@@ -222,41 +248,43 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Each question has its own callback run. With `return_exceptions`, an invalid question yields its exception and
         the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
-        options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
-        return InThisThread().run(self._select(True, False, inputs, config, **options))
+        work = self._select(True, False, inputs, config, None, return_exceptions, drafts=drafts, **kwargs)
+        return InThisThread().run(work)
 
     async def abatch(
         self,
         inputs: list[str],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
+        config: _Configs = None,
         *,
         return_exceptions: bool = False,
         drafts: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
-        return await self._select(True, True, inputs, config, **options)
+        return await self._select(True, True, inputs, config, None, return_exceptions, drafts=drafts, **kwargs)
 
     async def _select(
         self,
         as_documents: bool,
         is_async: bool,
         queries: Sequence[str],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
+        config: _Configs = None,
         draft: str | None = None,
+        return_exceptions: bool = False,
+        is_traced: bool = True,
         /,
         drafts: Mapping[str, str] | None = None,
-        return_exceptions: bool = False,
         run_id: UUID | None = None,
         **overrides: Any,
     ) -> list[list[Any]]:
         """For each question its picks, plain or `as_documents`, or its exception; nothing awaits unless `is_async`.
 
-        Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
-        out unless the caller or a callback sees them. `run_id` is as in LangChain's `invoke`.
+        Each has its own callback run if `is_traced`, and an invalid one doesn't stop the others. Documents and
+        probabilities are left out unless the caller or a callback sees them. `run_id` is as in LangChain's `invoke`.
         """
-        runs = await self._opened(queries, config, is_async, self._get_ls_params(**overrides), run_id)
+        runs: list[Any] = [None] * len(queries)
+        if is_traced:
+            runs = await self._opened(queries, config, is_async, self._get_ls_params(**overrides), run_id)
         results: list[Any] = [error_of(query) for query in queries]
         valid = [query for query, error in zip(queries, results, strict=True) if error is None]
         seen, now, order = as_documents or any(runs), self.store.now, self.order or self.store.encoder.config.order
@@ -282,19 +310,14 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return results
 
     async def _opened(
-        self,
-        queries: Sequence[str],
-        config: RunnableConfig | list[RunnableConfig] | None,
-        is_async: bool,
-        about: LangSmithRetrieverParams,
-        run_id: UUID | None,
+        self, queries: Sequence[str], config: _Configs, is_async: bool, about: Mapping[str, Any], run_id: UUID | None
     ) -> list[Any]:
         """For each question its callback run, or None if nothing listens."""
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         callbacks: Any = None
         runs = []
         for query, one in zip(queries, get_config_list(config, len(queries)), strict=True):
-            if callbacks is None or isinstance(config, list):  # otherwise all share one
+            if callbacks is None or isinstance(config, Sequence):  # otherwise all share one
                 callbacks = manager.configure(
                     inheritable_callbacks=one.get("callbacks"),
                     inheritable_tags=one.get("tags"),
@@ -440,3 +463,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
                 metadata["probability"] = pick.probability
             documents.append(Document(text, id=pick.id, metadata=metadata))
         return documents
+
+
+async def _in_thread(self: BaseRetriever, query: str, *, run_manager: Any = None, **options: Any) -> list[Document]:
+    """`_aget_relevant_documents` of a subclass with only a synchronous method of its own."""
+    given = options if run_manager is None else {"run_manager": run_manager.get_sync(), **options}
+    return await run_in_executor(None, self._get_relevant_documents, query, **given)

@@ -32,11 +32,7 @@ def stoppable(event: threading.Event) -> Iterator[None]:
 
 
 def bar(text: str, total: int, done: int = 0, *, items: Iterable[Any] | None = None) -> Any:
-    """A bar, as a context manager with `update(n)`; it vanishes when the block ends. Only the first process shows it.
-
-    Returns:
-        A `tqdm.tqdm`, which shows nothing if stderr is not a terminal.
-    """
+    """A `tqdm.tqdm` that vanishes when its block ends; shown only by the first process, if stderr is a terminal."""
     from tqdm import tqdm
 
     return tqdm(

@@ -81,10 +81,6 @@ class OutcomeRecorder(BaseCallbackHandler):
         """A tool begins; it may contain the retriever, so it counts as a run."""
         self.on_chain_start(serialized, input_str, run_id=run_id, parent_run_id=kwargs.get("parent_run_id"))
 
-    def on_tool_end(self, output: Any, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool has its output."""
-        self.on_chain_end(output, run_id=run_id)
-
     def on_retriever_start(
         self, serialized: Any, query: str, *, metadata: Mapping[str, Any] | None = None, run_id: UUID, **kwargs: Any
     ) -> None:
@@ -102,6 +98,7 @@ class OutcomeRecorder(BaseCallbackHandler):
         if root == run_id:  # a retriever without a chain
             self._write(root, None)
 
+    on_tool_end = on_chain_end  # type: ignore[assignment]  # passed by position
     on_tool_error = on_retriever_error = on_chain_error
 
     def _write(self, root: UUID, outcome: float | None) -> None:

@@ -231,24 +231,17 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         return await self._abatch_with_config(self._abatch, inputs, config, **kwargs)  # type: ignore[arg-type]
 
     def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        return InThisThread().run(self._together(inputs, config, options, lambda runnable: runnable.batch))
+        return InThisThread().run(self._together(inputs, config, False, options))
 
     async def _abatch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        return await self._together(inputs, config, options, lambda runnable: runnable.abatch)
+        return await self._together(inputs, config, True, options)
 
     async def _together(
-        self,
-        inputs: list[Any],
-        configs: list[RunnableConfig],
-        options: dict[str, Any],
-        batch_of: Callable[[Runnable[Any, Any]], Callable[..., Any]],
+        self, inputs: list[Any], configs: list[RunnableConfig], is_async: bool, options: dict[str, Any]
     ) -> list[Any]:
-        """Answer questions in step: each runnable is called once for all questions that need it.
+        """For each question its `ParsedProgram`, or the exception that ended it; nothing waits unless `is_async`.
 
-        `batch_of` returns a runnable's `abatch`, or its `batch`, in which case nothing here waits.
-
-        Returns:
-            For each question its `ParsedProgram`, or the exception that ended it.
+        Questions are answered in step: each runnable is called once for all that need it.
         """
 
         async def call(runnable: Runnable[Any, Any], pairs: _Pairs, **more: Any) -> _Pairs:
@@ -256,7 +249,8 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
             if not pairs:
                 return []
             where = [question.config for question, _ in pairs]
-            outputs = batch_of(runnable)([given for _, given in pairs], where, return_exceptions=True, **more)
+            batch: Any = runnable.abatch if is_async else runnable.batch
+            outputs = batch([given for _, given in pairs], where, return_exceptions=True, **more)
             done = [(question, output) for (question, _), output in zip(pairs, await resolved(outputs), strict=True)]
             for question, output in done:
                 question.error = output if isinstance(output, Exception) else None

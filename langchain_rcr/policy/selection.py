@@ -277,11 +277,7 @@ def _drawn(
 def _best(
     beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
-    """The most probable sequences of each query after one more hit; one for each set of picks.
-
-    Returns:
-        Sequences (M,), and the hit of each (M,).
-    """
+    """The most probable sequences (M,) of each query after one more hit (M,); one for each set of picks."""
     at, of = np.nonzero(grows)
     scores = np.zeros(len(at)) if log_probs is None else beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)

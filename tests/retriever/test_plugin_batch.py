@@ -68,7 +68,7 @@ def test_every_question_has_a_run_of_its_own(retriever: SequentialCompositionalR
     if is_async:
         asyncio.run(retriever.abatch(QUERIES, configs))
     else:
-        retriever.batch(QUERIES, configs)
+        retriever.batch(QUERIES, tuple(configs))  # as LangChain takes any sequence
     for n, (query, recorder) in enumerate(zip(QUERIES, recorders, strict=True)):
         [(asked, tags, metadata, found)] = recorder.runs.values()
         assert (asked, tags, found) == (query, [f"t{n}"], 2)
@@ -101,6 +101,8 @@ def test_a_bad_question_costs_the_others_nothing(retriever: SequentialCompositio
     assert [run[-1] for run in recorder.runs.values()] == [2, InputError, 2, InputError]
     with pytest.raises(InputError, match="blank"):
         batch()
+    with pytest.raises(InputError, match="unknown 'return_exceptions'"):
+        retriever.invoke(QUERIES[0], return_exceptions=True)
     with pytest.raises(InputError, match="k must be greater than or equal to 1, not 0"):
         retriever.batch(QUERIES, k=0)
     assert [len(one) for one in retriever.batch(QUERIES, k=9)] == [4] * len(QUERIES)

@@ -155,6 +155,51 @@ async def test_retries_and_events(retriever: SequentialCompositionalRetriever, m
     assert events[-1]["data"]["output"] == expected
 
 
+# ---------------------------------------------------------------- subclasses, as LangChain documents them
+
+
+class Last(SequentialCompositionalRetriever):
+    """Keeps the last of its picks."""
+
+    def _get_relevant_documents(self, query: str, *, run_manager: Any, **options: Any) -> list[Document]:
+        return super()._get_relevant_documents(query, run_manager=run_manager, **options)[-1:]
+
+
+class LastAlsoAwaited(Last):
+    async def _aget_relevant_documents(self, query: str, *, run_manager: Any, **options: Any) -> list[Document]:
+        found = await SequentialCompositionalRetriever._aget_relevant_documents(
+            self, query, run_manager=run_manager, **options
+        )
+        return found[-1:]
+
+
+class Plain(SequentialCompositionalRetriever):
+    """As in LangChain's documentation, without a run manager."""
+
+    def _get_relevant_documents(self, query: str) -> list[Document]:  # type: ignore[override]
+        return [Document(query)]
+
+
+async def test_a_subclass_is_asked_however_it_is_called(retriever: SequentialCompositionalRetriever) -> None:
+    for kind in (Last, LastAlsoAwaited):
+        own = kind(store=retriever.store, k=2)
+        for options in ({}, {"k": 3}, {"filter": {"target": {"$ne": GOOD}}}):
+            expected = retriever.invoke(QUESTION, **options)[-1:]
+            assert own.invoke(QUESTION, **options) == await own.ainvoke(QUESTION, **options) == expected
+            assert own.batch([QUESTION], **options) == await own.abatch([QUESTION], **options) == [expected]
+        assert (own.bind(k=3) | _joined).invoke(QUESTION) == retriever.invoke(QUESTION, k=3)[2].page_content
+        tree = RunTree()
+        await own.ainvoke(QUESTION, {"callbacks": [tree]})
+        own.batch([QUESTION], {"callbacks": [tree]})
+        assert tree.shape == [kind.__name__] * 2
+    model = FakeListLLM(responses=[GOOD])
+    assert len(semantic_parsing_chain(model, own, "sql").invoke(QUESTION).picks) == 1
+    plain = Plain(store=retriever.store)
+    assert plain.invoke(QUESTION) == await plain.ainvoke(QUESTION) == plain.batch([QUESTION])[0] == [Document(QUESTION)]
+    with pytest.raises(TypeError, match="'filter'"):  # LangChain would drop it, and show what it excludes
+        plain.invoke(QUESTION, filter={"target": GOOD})
+
+
 # ---------------------------------------------------------------- LangGraph
 
 

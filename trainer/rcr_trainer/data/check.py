@@ -98,11 +98,7 @@ def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str],
 
 
 def guess_language(programs: Sequence[str]) -> tuple[str, str]:
-    """The language that most of the programs parse as.
-
-    Returns:
-        The language, or `tokens` if fewer than half parse as any; and, in words, how many parse as each.
-    """
+    """The language that most programs parse as, or `tokens` if fewer than half do; and, in words, how many as each."""
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
     counts = {name: sum(parse(text, name) is not None for text in sample) for name in languages}
@@ -176,10 +172,9 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Which held-out examples are also in the training data, up to case, spaces and Unicode's normal form.
+    """Positions of held-out examples that training has too, and of those that it has with another program.
 
-    Returns:
-        Positions of those found with question and program, and of those found with their question but another program.
+    Case, spaces and Unicode's normal form don't count.
     """
     known = set(map(_plain, training))
     questions = {source for source, _ in known}

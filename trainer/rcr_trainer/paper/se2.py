@@ -112,13 +112,10 @@ def sequences(
     k: int,
     rng: np.random.Generator,
 ) -> tuple[IntArray, IntArray]:
-    """Rank candidates in k steps, each step beside the examples already chosen.
+    """Rank candidates in k steps (Q, k, L), the most helpful first, each beside the examples chosen before (Q, k).
 
     `score` gives the log-likelihoods of programs, given rows and the examples shown to each. The rows (Q,) are training
     questions, which are never their own candidates. At a step there are L candidates: `size`, or as many as there are.
-
-    Returns:
-        ranked (Q, k, L), the most helpful candidate first, and chosen (Q, k).
     """
     size = min(size, pool - k)
     ranked, chosen = np.empty((len(rows), k, size), dtype=np.int64), np.empty((len(rows), k), dtype=np.int64)

@@ -131,13 +131,10 @@ def score(
 
 
 def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
-    """Check before training that a reward tells right from wrong on the training queries.
+    """Check before training that a reward tells right from wrong; and which gold programs (Q,) it can score.
 
     The gold program, with the example itself in the prompt, must earn the maximum. No program, and an empty one, must
     earn the minimum with no examples in the prompt.
-
-    Returns:
-        (Q,) bool; False for examples whose gold program the reward can't score (None).
     """
     if reward.likelihood:
         return np.ones(len(examples), dtype=np.bool_)
