@@ -105,7 +105,7 @@ def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str]
             field, text = "", unknown(str(item["loc"][-1]), known)
         elif item["type"] == "missing":
             field, text = "", f"{field} must be given"
-        elif item["type"] == "list_type" and isinstance(item["input"], str):
+        elif item["type"] in ("list_type", "sequence_str") and isinstance(item["input"], str):
             text = f"a list, as in [{show(item['input'])[1:-1]}]"
         # pydantic adds how it failed ("…, unable to parse string as an integer"), which the value shows better.
         expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
-from pydantic import Field, InstanceOf, ValidationError, create_model
+from pydantic import Field, GetPydanticSchema, InstanceOf, ValidationError, create_model
 
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
@@ -21,6 +21,8 @@ Order = Literal["picked", "reversed"]
 
 Positive = Annotated[int, Field(ge=1, strict=True)]
 Count = Annotated[int, Field(ge=0, strict=True)]
+Names = Annotated[list[str], GetPydanticSchema(lambda _, handler: handler(Sequence[str]))]
+"""A tuple will do, but not an iterator, which the check would use up."""
 
 OPEN: Any = object()
 """Stands for a value that wasn't given. Not None: a caller's missing value must not match another caller's filter."""
@@ -34,8 +36,8 @@ class Fields(TypedDict, total=False):
 
     k: Positive | None
     k_min: Count
-    input_keys: list[str] | None
-    example_keys: list[str] | None
+    input_keys: Names | None
+    example_keys: Names | None
     filter: dict[str, Any] | None
     group: str | None
     beam_width: Positive
@@ -195,10 +197,10 @@ def check_types(**fields: Any) -> None:
 
 def check_fields(**fields: Any) -> None:
     """`check_types`; also refuse fields that contradict each other."""
+    joined(fields.get("filter"))
     check_types(**fields)
     if fields.get("explore") and fields.get("beam_width", 1) > 1:
         raise InputError(f"explore = {fields['explore']} draws picks, which beams don't: beam_width must be 1")
-    joined(fields.get("filter"))
     if fields.get("max_tokens") is not None:
         if fields.get("tokenizer") is None:
             raise InputError(f"max_tokens = {fields['max_tokens']} needs a tokenizer: tokenizer={TOKENIZERS}")

@@ -246,6 +246,8 @@ def test_example_keys_choose_the_fields(encoder: TriEncoder) -> None:
         ({"order": "random"}, "order must be 'picked' or 'reversed', not 'random'"),
         ({"input_keys": "source"}, r"input_keys must be a list, as in \[source\], not 'source'"),
         ({"example_keys": [1]}, "example_keys must be a valid string, not 1"),
+        ({"example_keys": map(str, ["target"])}, "example_keys must be an instance of Sequence, not <map"),
+        ({"filter": {1: 2}}, "filter: a field must be a non-empty string, not 1"),
         ({"filter": {"$what": 1}}, r"filter: unknown operator '\$what'"),
         ({"group": 3}, "^group must be a valid string, not 3$"),
         ({"stop_early": "x", "tags": "y"}, "stop_early must be a valid boolean, not 'x'|tags must be a list, as in"),
