@@ -23,7 +23,7 @@ _END_TAG = re.compile(rf"(?i)[\[<]/{_NAMES}[\]>][ \t\r]*(?:\n|\Z)")
 _LEAD = re.compile(
     r"(?i)\A(?:\W{0,4}(?:sure|certainly|of course|okay|ok|here|the|this|final|my|answer|query|program|output|result|"
     r"response|solution|translation|sql\w*|json)\b[^\n:;(){}\[\]<>=\"]{0,200}:"
-    r"|[^\n:：;(){}\[\]<>=\"'`]{1,200}(?:：|:(?=\**\s)))\**\s*"  # in any language
+    r"|(?:(?!--)[^\n:：;(){}\[\]<>=\"'`]){1,200}(?:：|:(?=\**\s)))\**\s*"  # in any language
 )
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRACKET = re.compile(r"[\[{]")
@@ -85,7 +85,7 @@ def read_answer(
 
 
 def candidates(answer: str, language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels) -> Iterator[str]:
-    """The texts in an answer that may be its program, most likely first; the first that parses is the program.
+    """The distinct texts in an answer that may be its program, likeliest first; the first that parses is the program.
 
     These are dropped: the model's thoughts before the answer, what follows it (a next "Source:"), "Target:" or other
     words with a colon before it, and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and
@@ -98,9 +98,6 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
         answer: what the model wrote.
         language: the programs' language, see `langchain_rcr.programs.get_parser`; None: unknown.
         labels: the prompt's equivalents of "Source:" and "Target:".
-
-    Returns:
-        Distinct texts, none blank.
     """
     known = about(language)
     text = answer[_thoughts(answer) :].strip()

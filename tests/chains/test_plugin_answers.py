@@ -164,6 +164,7 @@ def test_what_a_literal_holds_is_no_program(literal: str) -> None:
         ("Here is the program:\ncount ( a )\nIt counts.", "functional", "count ( a )"),
         ("Answer: ( count a )", "sexpr", "( count a )"),
         ("Die Antwort lautet:\ncount ( a )", "functional", "count ( a )"),
+        ("SELECT a FROM t -- once: SELECT b FROM u", "sql", "SELECT a FROM t -- once: SELECT b FROM u"),
         ("La respuesta es: count ( a )", "functional", "count ( a )"),
         ("以下是程序：\ncount ( a )\n\n它计数。", "functional", "count ( a )"),
         ("**答案：** ( count a )", "sexpr", "( count a )"),
