@@ -22,7 +22,6 @@ from typing import Any, Literal, TypeAlias, get_args, get_origin
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
-from yaml.composer import Composer
 
 from langchain_rcr.basics.section import OneOf, explained, show
 from langchain_rcr.families import Family, families
@@ -42,18 +41,6 @@ _MAX_NODES = 100_000
 """Values in a settings file; there are some 150 settings."""
 _MAX_DIGITS = 3_500
 """Digits of a number in any notation: Python prints at most 4,300 decimal ones."""
-
-if yaml.__with_libyaml__:
-
-    class _FastLoader(Composer, yaml.CSafeLoader):
-        """An eighth of `yaml.SafeLoader`'s time; composed in Python, as libyaml overflows the stack on deep nesting."""
-
-        def __init__(self, text: str) -> None:
-            yaml.CSafeLoader.__init__(self, text)
-            Composer.__init__(self)
-
-
-_Loader: Any = _FastLoader if yaml.__with_libyaml__ else yaml.SafeLoader
 
 _Given = tuple[str, Any, str]
 """Dotted path, value, and where it was given: "demo.yaml line 3", "RCR_SFT__EPOCHS" or "--sft.epochs"."""
@@ -327,7 +314,7 @@ def _from_file(path: Path) -> Iterator[_Given]:
     if path.suffix.lower() in (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"):
         raise ConfigError(f"{path} holds examples, not settings: `rcr-train init --train {path}` writes these")
     try:
-        loader = _Loader(path.read_text(encoding="utf-8-sig"))
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:
             yield from _flatten(loader, root, path, set())
         return
