@@ -181,8 +181,9 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
     given = {name: value for name, value in row.items() if name not in own and value not in (None, "")}
     fields = {name: value for name, value in given.items() if not isinstance(value, bytes)}
     for name in (*keys.values(), *fields):
+        value = row[name]
         try:
-            json.dumps({name: row[name]}, ensure_ascii=False).encode("utf-8")
+            f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}".encode()
         except UnicodeEncodeError:
             raise DataError(f"{where}: field {name!r} holds half of a surrogate pair, which is no text") from None
     return Example(id_, source, target, fields)
