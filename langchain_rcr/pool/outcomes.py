@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, TypeAdapter
+from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 from pydantic_core import from_json
 
 from langchain_rcr.basics.files import digest
@@ -36,8 +36,8 @@ class Outcome:
     picks: tuple[str, ...]  # the ids of its examples, in the order of picking
     # Those with which each was drawn from what was left (1.01: rounding); None if not computed.
     probabilities: tuple[Annotated[float, Field(ge=0, lt=1.01)] | None, ...]
-    outcome: float | None  # the larger, the better; None: not known
-    explore: float  # the retriever's setting when it picked
+    outcome: FiniteFloat | None  # the larger, the better; None: not known
+    explore: FiniteFloat  # the retriever's setting when it picked
     policy: str  # the fingerprint of its encoder
     run: str | None = None  # an id under which the outcome may come later
     text: str | None = None  # the question, if the log may hold it
@@ -48,10 +48,10 @@ class _Later:
     """An outcome for a run recorded before."""
 
     run: str
-    outcome: float | None
+    outcome: FiniteFloat | None
 
 
-_LINE = TypeAdapter[Outcome | _Later](Outcome | _Later, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+_LINE = TypeAdapter[Outcome | _Later](Outcome | _Later, config=ConfigDict(extra="forbid"))
 
 
 @dataclass(frozen=True, slots=True)
