@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, Unpack
-from uuid import UUID
 
 import numpy as np
 from langchain_core.callbacks import (
@@ -120,18 +119,16 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             super().__init__(store=store, **fields)
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        """Have LangChain's own methods call the `_get_relevant_documents`, or the async one, that a subclass brings."""
+        """Have `batch` and `ainvoke`, too, call the `_get_relevant_documents` that a subclass brings."""
         super().__init_subclass__(**kwargs)
-        ours, callers = SequentialCompositionalRetriever, list[str]()
-        if cls._get_relevant_documents is not ours._get_relevant_documents:
-            callers += ["invoke", "batch"]
-            if cls._aget_relevant_documents is ours._aget_relevant_documents:
-                cls._aget_relevant_documents = _in_thread  # type: ignore[method-assign]
-        if cls._aget_relevant_documents is not ours._aget_relevant_documents:
-            callers += ["ainvoke", "abatch"]
-        for name in callers:
-            if getattr(cls, name) is getattr(ours, name):
-                setattr(cls, name, getattr(BaseRetriever, name))
+        ours = SequentialCompositionalRetriever
+        is_own = cls._get_relevant_documents is not ours._get_relevant_documents
+        if is_own and cls._aget_relevant_documents is ours._aget_relevant_documents:
+            cls._aget_relevant_documents = _in_thread  # type: ignore[method-assign]
+        if is_own and cls.batch is ours.batch:
+            cls.batch = BaseRetriever.batch  # type: ignore[method-assign]
+        if cls._aget_relevant_documents is not ours._aget_relevant_documents and cls.abatch is ours.abatch:
+            cls.abatch = BaseRetriever.abatch  # type: ignore[method-assign]
         cls._expects_other_args = True  # otherwise LangChain would drop a filter that the method doesn't take
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -195,44 +192,43 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
     # ------------------------------------------------------------------ the retriever
 
-    def invoke(
-        self, input: str, config: RunnableConfig | None = None, *, draft: str | None = None, **kwargs: Any
+    def _get_relevant_documents(
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        """The picks as documents.
+        """The picks as documents: what `invoke` returns.
 
         Args:
-            input: the question.
-            config: LangChain's.
-            draft: a guess at the question's program, such as a model's first answer: its structures count as likely
-                needed, and one that doesn't parse changes nothing.
-            **kwargs: `k` and `beam_width` override the fields. `filter` applies on top of the field. `within` is the
-                value of `group` or of the preferred field. `drafts` is that of `batch`, which configured retrievers
-                pass on.
+            query: the question.
+            run_manager: LangChain's.
+            **options: `k` and `beam_width` override the fields. `filter` applies on top of the field. `within` is the
+                value of `group` or of the preferred field. `draft` is a guess at the question's program, such as a
+                model's first answer: its structures count as likely needed, and one that doesn't parse changes nothing.
+                `drafts` is that of `batch`, which configured retrievers pass on.
 
         Returns:
             One document per pick: the example as text, its id, and its fields as metadata. `step` (from 1), `logit` and
             `probability` are added and hide fields of these names (`select_examples` returns the examples
             unchanged).
+
+        Raises:
+            InputError: the question is blank, an option is unknown or out of range, or there are fewer picks than
+                `k_min`.
         """
-        return InThisThread().run(self._select(True, False, [input], config, draft, **kwargs))[0]
-
-    async def ainvoke(
-        self, input: str, config: RunnableConfig | None = None, *, draft: str | None = None, **kwargs: Any
-    ) -> list[Document]:
-        """`invoke`, awaited."""
-        return (await self._select(True, True, [input], config, draft, **kwargs))[0]
-
-    def _get_relevant_documents(
-        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, draft: str | None = None, **options: Any
-    ) -> list[Document]:
-        """`invoke` without a callback run, for subclasses."""
-        return InThisThread().run(self._select(True, False, [query], None, draft, False, False, **options))[0]
+        return InThisThread().run(self._documents_for(query, False, **options))
 
     async def _aget_relevant_documents(
-        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, draft: str | None = None, **options: Any
+        self, query: str, *, run_manager: AsyncCallbackManagerForRetrieverRun, **options: Any
     ) -> list[Document]:
-        """`ainvoke` without a callback run, for subclasses."""
-        return (await self._select(True, True, [query], None, draft, False, False, **options))[0]
+        """`_get_relevant_documents`, awaited."""
+        return await self._documents_for(query, True, **options)
+
+    async def _documents_for(
+        self, query: str, is_async: bool, /, draft: str | None = None, **options: Any
+    ) -> list[Document]:
+        (picks,) = await self._picked([query], True, is_async, draft, **options)
+        if isinstance(picks, InputError):
+            raise picks
+        return self._documents(picks)
 
     def batch(
         self,
@@ -248,8 +244,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Each question has its own callback run. With `return_exceptions`, an invalid question yields its exception and
         the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.
         """
-        work = self._select(True, False, inputs, config, None, return_exceptions, drafts=drafts, **kwargs)
-        return InThisThread().run(work)
+        options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
+        return InThisThread().run(self._select(True, False, inputs, config, **options))
 
     async def abatch(
         self,
@@ -261,7 +257,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         **kwargs: Any,
     ) -> list[list[Document]]:
         """`batch`, awaited."""
-        return await self._select(True, True, inputs, config, None, return_exceptions, drafts=drafts, **kwargs)
+        options = {"return_exceptions": return_exceptions, "drafts": drafts, **kwargs}
+        return await self._select(True, True, inputs, config, **options)
 
     async def _select(
         self,
@@ -270,36 +267,26 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         queries: Sequence[str],
         config: _Configs = None,
         draft: str | None = None,
-        return_exceptions: bool = False,
-        is_traced: bool = True,
         /,
-        drafts: Mapping[str, str] | None = None,
-        run_id: UUID | None = None,
-        **overrides: Any,
+        *,
+        return_exceptions: bool = False,
+        **options: Any,
     ) -> list[list[Any]]:
         """For each question its picks, plain or `as_documents`, or its exception; nothing awaits unless `is_async`.
 
-        Each has its own callback run if `is_traced`, and an invalid one doesn't stop the others. Documents and
-        probabilities are left out unless the caller or a callback sees them. `run_id` is as in LangChain's `invoke`.
+        Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
+        out unless the caller or a callback sees them.
         """
-        runs: list[Any] = [None] * len(queries)
-        if is_traced:
-            runs = await self._opened(queries, config, is_async, self._get_ls_params(**overrides), run_id)
-        results: list[Any] = [error_of(query) for query in queries]
-        valid = [query for query, error in zip(queries, results, strict=True) if error is None]
-        seen, now, order = as_documents or any(runs), self.store.now, self.order or self.store.encoder.config.order
+        runs = await self._opened(queries, config, is_async, self._get_ls_params(**options))
+        seen = as_documents or any(runs)
+        results: list[Any]
         try:
-            if drafts is not None and not isinstance(drafts, Mapping):
-                raise InputError(f"drafts must map questions to drafts of their programs, not {type(drafts).__name__}")
-            drafted = [drafts.get(query) if drafts and draft is None else draft for query in valid]
-            found = now.select(valid, *self._options(seen, **overrides), drafted, is_async=is_async) if valid else ()
-            each = iter(await resolved(found))
-            picked = [error or next(each) for error in results]
-            picked = [one if isinstance(one, Exception) else arranged(one, order) for one in picked]
-            shown = [one if isinstance(one, Exception) or not seen else self._documents(one) for one in picked]
-            results = shown if as_documents else picked
+            results = shown = await self._picked(queries, seen, is_async, draft, **options)
+            if seen:
+                shown = [one if isinstance(one, InputError) else self._documents(one) for one in results]
+            results = shown if as_documents else results
         except Exception as error:
-            results = shown = [one or error for one in results]
+            results = shown = [error_of(query) or error for query in queries]
         for run, result in zip(runs, shown, strict=True):
             if run is not None:
                 ended = run.on_retriever_error if isinstance(result, Exception) else run.on_retriever_end
@@ -309,8 +296,30 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             raise first
         return results
 
+    async def _picked(
+        self,
+        queries: Sequence[str],
+        seen: bool,
+        is_async: bool,
+        draft: str | None,
+        /,
+        drafts: Mapping[str, str] | None = None,
+        **overrides: Any,
+    ) -> list[Any]:
+        """For each question its picks in the order of the prompt, or why it has none (an `InputError`)."""
+        if drafts is not None and not isinstance(drafts, Mapping):
+            raise InputError(f"drafts must map questions to drafts of their programs, not {type(drafts).__name__}")
+        errors = [error_of(query) for query in queries]
+        valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
+        drafted = [drafts.get(query) if drafts and draft is None else draft for query in valid]
+        now, order = self.store.now, self.order or self.store.encoder.config.order
+        found = now.select(valid, *self._options(seen, **overrides), drafted, is_async=is_async) if valid else ()
+        each = iter(await resolved(found))
+        results = [error or next(each) for error in errors]
+        return [one if isinstance(one, InputError) else arranged(one, order) for one in results]
+
     async def _opened(
-        self, queries: Sequence[str], config: _Configs, is_async: bool, about: Mapping[str, Any], run_id: UUID | None
+        self, queries: Sequence[str], config: _Configs, is_async: bool, about: Mapping[str, Any]
     ) -> list[Any]:
         """For each question its callback run, or None if nothing listens."""
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
@@ -328,7 +337,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             run = None
             if callbacks.handlers:
                 name = one.get("run_name") or self.get_name()
-                run = callbacks.on_retriever_start(None, query, name=name, run_id=run_id or one.get("run_id"))
+                run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
             runs.append(await resolved(run))
         return runs
 

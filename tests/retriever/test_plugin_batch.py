@@ -77,10 +77,11 @@ def test_every_question_has_a_run_of_its_own(retriever: SequentialCompositionalR
 
 
 def test_a_run_has_the_id_that_the_caller_gives(retriever: SequentialCompositionalRetriever) -> None:
-    as_option, in_config, recorder = uuid4(), uuid4(), Recorder()
-    retriever.invoke(QUERIES[0], {"callbacks": [recorder]}, run_id=as_option)  # as LangChain's retrievers take it
-    asyncio.run(retriever.ainvoke(QUERIES[0], {"callbacks": [recorder], "run_id": in_config}))
-    assert [*recorder.runs] == [as_option, in_config]
+    ids, recorder = [uuid4() for _ in range(3)], Recorder()
+    retriever.invoke(QUERIES[0], {"callbacks": [recorder]}, run_id=ids[0])  # as LangChain's retrievers take it
+    asyncio.run(retriever.ainvoke(QUERIES[0], {"callbacks": [recorder]}, run_id=ids[1]))
+    retriever.batch(QUERIES[:1], {"callbacks": [recorder], "run_id": ids[2]})
+    assert [*recorder.runs] == ids
 
 
 @pytest.mark.parametrize("is_async", [False, True])

@@ -140,15 +140,15 @@ def test_with_config_and_bind(retriever: SequentialCompositionalRetriever) -> No
 
 async def test_retries_and_events(retriever: SequentialCompositionalRetriever, monkeypatch: Any) -> None:
     failures = iter([ConnectionError("gone"), None])
-    original = SequentialCompositionalRetriever.invoke
+    original = SequentialCompositionalRetriever._get_relevant_documents
 
-    def flaky(self: Any, query: str, config: Any, **options: Any) -> Any:
+    def flaky(self: Any, query: str, *, run_manager: Any, **options: Any) -> Any:
         if error := next(failures, None):
             raise error
-        return original(self, query, config, **options)
+        return original(self, query, run_manager=run_manager, **options)
 
     expected = retriever.invoke(QUESTION)
-    monkeypatch.setattr(SequentialCompositionalRetriever, "invoke", flaky)
+    monkeypatch.setattr(SequentialCompositionalRetriever, "_get_relevant_documents", flaky)
     assert retriever.with_retry(wait_exponential_jitter=False).invoke(QUESTION) == expected
     events = [event async for event in retriever.astream_events(QUESTION, version="v2")]
     assert [event["event"] for event in events] == ["on_retriever_start", "on_retriever_end"]
