@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
@@ -54,6 +55,9 @@ _SEEN, _SEEN_QUESTIONS = ("learnt", "phrases", "speaks", *_OF_HOMES), ("landmark
 """Attributes that hold what a fit has seen: arrays, and objects of several arrays."""
 _GROWING = RLock()
 logger = logging.getLogger(__name__)
+
+if hasattr(os, "register_at_fork"):  # a fork waits, since in its process nobody would release it
+    os.register_at_fork(before=_GROWING.acquire, after_in_parent=_GROWING.release, after_in_child=_GROWING.release)
 
 
 @dataclass(frozen=True, slots=True)
