@@ -87,7 +87,7 @@ class LearnedSelector(Baseline):
         """(R, N) logits of state vectors (R, D); those of equal ones are equal, too."""
         different, at = np.unique(states, axis=0, return_inverse=True)
         rounded: FloatArray = np.round((different @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
-        return rounded[at][:, self._row_of]
+        return rounded[at.ravel()][:, self._row_of]  # ravel: NumPy 2.0 gives a column
 
     @property
     def _items(self) -> list[Item]:
