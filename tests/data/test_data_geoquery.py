@@ -83,7 +83,8 @@ def test_exactly_the_given_ids(corpus: Path, tmp_path: Path) -> None:
         ({"train": [1], "test": [2], "tset": [3]}, "ids.json, tset: not of a splits file's form"),
         ({"train": [], "test": [2]}, "ids.json, train: .*at least 1 item"),
         ({"train": [880], "test": [2]}, "ids.json, train, 0: .*Input should be less than 880"),
-        ({"train": [1, 2], "test": [2]}, "ids.json: id 2 is there 2 times"),
+        ({"train": [True], "test": [2]}, "ids.json, train, 0: .*Input should be a valid integer"),
+        ({"train": [1, 2], "test": [2]}, "ids.json: id 2 is there 2 times, in train, test"),
     ],
 )
 def test_faulty_ids_files(corpus: Path, tmp_path: Path, record: object, message: str) -> None:

@@ -131,7 +131,7 @@ def test_a_fault_takes_one_line(folder, file, value, message):
 
 
 def test_a_missing_file(folder):
-    with pytest.raises(DataError, match=r"can't read .*tmcd_1\.json"):
+    with pytest.raises(DataError, match=r"^can't read .*tmcd_1\.json"):
         spider_split(folder, "tmcd_1")
 
 

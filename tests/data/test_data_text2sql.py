@@ -99,8 +99,8 @@ def changed(**changes: Any) -> str:
     ("text", "message"),
     [
         ("{", "is no JSON file"),
-        (f"[{'9' * 5_000}]", "is no JSON file: Exceeds the limit"),
-        ("[" * 100_000, "is no JSON file: maximum recursion depth"),
+        (f"[{'9' * 5_000}]", "is no JSON file: too deep, or a number too long"),
+        ("[" * 100_000, "is no JSON file: too deep, or a number too long"),
         ("{}", "should be a valid list"),
         ("[]", "at least 1 item"),
         ("[1]", "query 0: not of the text2sql-data form"),
@@ -121,7 +121,7 @@ def test_the_first_fault_takes_one_line(tmp_path: Path, text: str, message: str)
 
 
 def test_missing_file_and_unknown_fold(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"can't read .*nowhere\.json"):
+    with pytest.raises(DataError, match=r"^can't read .*nowhere\.json"):
         text2sql_split(tmp_path / "nowhere.json")
     with pytest.raises(ConfigError, match=r"some\.json has no folds: leave out fold = 0"):
         text2sql_split(written(tmp_path / "some.json", QUERIES), "query", 0)

@@ -107,11 +107,13 @@ def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
 
     It calls the type `form`, and an entry of the outermost list `entry`.
     """
+    text = read_text(path)
     try:
-        return TypeAdapter(kind).validate_python(json.loads(read_text(path)))
+        return TypeAdapter(kind).validate_python(json.loads(text))
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
         where = "".join(f", {key if n else f'{entry}{key}'}" for n, key in enumerate(fault["loc"]))
         raise DataError(f"{path}{where}: not of {form} form: {fault['msg']}") from None
-    except (ValueError, RecursionError) as error:  # nested too deeply, or a number too long
-        raise DataError(f"{path} is no JSON file: {error}") from error
+    except (ValueError, RecursionError) as error:
+        reason = error if isinstance(error, json.JSONDecodeError) else "too deep, or a number too long"
+        raise DataError(f"{path} is no JSON file: {reason}") from error

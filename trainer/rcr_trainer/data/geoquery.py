@@ -16,7 +16,7 @@ from typing import Annotated
 from urllib.error import HTTPError
 from xml.etree import ElementTree
 
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from langchain_rcr.basics.files import write_bytes
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as, read_text
@@ -26,7 +26,8 @@ logger = logging.getLogger(__name__)
 
 # The splits divide these; twelve more examples in the corpus file belong to no split.
 _IDS = range(880)
-_Part = Annotated[list[Annotated[int, Field(ge=0, lt=len(_IDS))]], Field(min_length=1)]
+_whole = BeforeValidator(lambda value: int(value) if isinstance(value, str) and value.isdecimal() else value)
+_Part = Annotated[list[Annotated[int, _whole, Field(ge=0, lt=len(_IDS), strict=True)]], Field(min_length=1)]
 _VALUE, _MARK = re.compile("'[^']*'"), re.compile(r"[\s?.!]+$")
 
 CORPUS_URL = (
@@ -131,7 +132,8 @@ def geoquery_split(corpus: str | Path, kind: str, ids: str | Path | None = None)
     parts: dict[str, list[int]] = read_json_as(_Ids, path, "a splits file's").model_dump()
     (most, times), *_ = Counter(chain(*parts.values())).most_common(1)
     if times > 1:
-        raise DataError(f"{path}: id {most} is there {times} times")
+        there = ", ".join(part for part, of in parts.items() if most in of)
+        raise DataError(f"{path}: id {most} is there {times} times, in {there}")
     if name != "standard" and not parts["dev"]:
         rest = parts["test"]
         draw = random.Random("geoquery-dev-0").random  # noqa: S311 - data, not secrets
