@@ -12,7 +12,7 @@ from rcr_trainer.data.examples import write_split
 from rcr_trainer.data.files import read_split
 from rcr_trainer.data.geoquery import CORPUS_URL
 from rcr_trainer.runs.folder import Run
-from rcr_trainer.runs.tasks import load_split
+from rcr_trainer.runs.tasks import divide, load_split
 from rcr_trainer.settings import DataSettings
 from reports import logged
 
@@ -194,6 +194,18 @@ def test_progress_and_results_part_ways(here):
     assert result.stdout == "run folder: runs/demo\n"
     assert "epoch 2" in result.stderr
     assert "dev_coverage" in result.stderr
+
+
+def test_development_queries_stay_in_the_pool_and_do_not_train(here):
+    from rcr_trainer.runs.layers import load_config
+
+    config = load_config(here / "demo.yaml")
+    task = divide(config, load_split(config.data, 0))
+    pool, queries, dev = ({example.id for example in part} for part in (task.pool, task.queries, task.dev))
+    assert (len(pool), len(queries), len(dev)) == (60, 50, 10)
+    assert queries | dev == pool
+    assert not queries & dev
+    assert divide(config, load_split(config.data, 0)).dev == task.dev
 
 
 def test_a_run_takes_a_split_folder_and_notices_that_it_has_changed(capsys, here):

@@ -102,6 +102,18 @@ def test_answers_keep_the_order_and_identical_prompts_are_asked_once() -> None:
         assert llm.generate([]) == []
 
 
+def test_answers_outlive_the_object(tmp_path: Path) -> None:
+    with wrap(Echo(), cache_path=tmp_path / "a.sqlite") as llm:
+        assert llm.generate(["a"]) == [Answer("A", "", 5, 1, program="A")]
+    echo = Echo()
+    with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
+        assert llm.generate(["a", "b"]) == [
+            Answer("A", "", 5, 1, cached=True, program="A"),
+            Answer("B", "", 5, 1, program="B"),
+        ]
+    assert echo.asked == {"b": 1}
+
+
 class Odd(Echo):
     """Answers with half a surrogate pair, and reports what no model can have read."""
 
@@ -118,6 +130,14 @@ def test_any_models_odd_answers_are_kept_and_booked(tmp_path: Path) -> None:
             assert texts(llm.generate(["a", "b"])) == ["f(\ufffd)"] * 2
             assert llm.spent == Use(2, 2, 12)  # the bytes of prompts and answers
     assert odd.asked == {"a": 1, "b": 1}
+
+
+@pytest.mark.slow
+def test_calls_run_at_the_same_time_up_to_the_cap() -> None:
+    echo = Echo(delay=0.2)
+    with wrap(echo, concurrency=7) as llm:
+        llm.generate([f"p{n}" for n in range(15)])
+        assert echo.peak == llm.stats.peak == 7
 
 
 @pytest.mark.slow
@@ -150,6 +170,20 @@ def test_an_instruction_precedes_the_prompt() -> None:
     with wrap(echo) as llm:
         llm.generate([Conversation("Parse.", ("a",))])
     assert list(echo.asked) == ["Parse.\n\na"]
+
+
+def test_what_is_sent_along_parts_the_cache_and_so_does_the_identity(tmp_path: Path) -> None:
+    def paid(identity: str = "echo", **settings: Any) -> int:
+        file = tmp_path / "a.sqlite"
+        with LanguageModel(Echo(), LLMSettings(**settings), cache_path=file, identity={"named": identity}) as llm:
+            llm.generate(["a"])
+            return llm.stats.paid
+
+    assert paid() == 1
+    assert paid(concurrency=3, timeout=5) == 0
+    assert paid("another") == 1
+    assert paid(stop=["x"]) == 1
+    assert paid() == 0
 
 
 def test_a_budget_of_calls_stops_before_the_next_and_keeps_what_is_paid(tmp_path: Path) -> None:

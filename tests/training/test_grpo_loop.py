@@ -116,7 +116,7 @@ def test_the_size_of_blocks_changes_nothing_that_counts(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax"])  # in the loss; in the reward; and in the greedy one
+@pytest.mark.parametrize("advantage", ["grpo", "rloo", "remax", "nb"])
 def test_a_heavy_penalty_keeps_the_policy_near_the_reference(advantage):
     kl = []
     for beta in (0.0, 5.0):

@@ -108,6 +108,15 @@ def test_without_sft_the_policy_is_reinforced_as_it_was_built(capsys, here):
     assert not logged(folder, "sft")
 
 
+def test_without_sft_something_else_must_train(capsys, here):
+    for flags, message in (
+        (["--grpo.enabled=false"], "sft.enabled = False contradicts grpo.enabled = False: an untrained policy"),
+        (["--sft.checkpoint=runs/x"], "sft.enabled = False contradicts sft.checkpoint = 'runs/x': keep one"),
+    ):
+        assert cli.main(["run", "demo.yaml", "--sft.enabled=false", *flags]) == 2
+        assert message in capsys.readouterr().err
+
+
 KILL = """
 import os, signal
 from rcr_trainer import cli, pipeline

@@ -36,6 +36,12 @@ def test_rloo_by_hand():
     np.testing.assert_allclose(rloo(np.array([[1.0, 2.0, 6.0]])), [[-3.0, -1.5, 4.5]], rtol=1e-12)
 
 
+def test_rloo_divides_by_the_others():
+    rewards = np.random.default_rng(0).random((3, 5))
+    slow = [[r - (row.sum() - r) / 4 for r in row] for row in rewards]
+    np.testing.assert_allclose(rloo(rewards), slow, rtol=1e-12)
+
+
 def test_rloo_of_a_single_sequence():
     assert rloo(np.array([[0.7]])).tolist() == [[0.0]]
 

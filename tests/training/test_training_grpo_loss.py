@@ -46,6 +46,12 @@ def test_what_differs_by_rounding_is_equal_and_has_no_gradient():
     assert new.grad.tolist() == pytest.approx([0, 0, 1 - math.exp(0.1)])
 
 
+def test_the_estimate_is_the_divergence_on_average():
+    new, reference = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.2, 0.6]).double()
+    exact = (new * (new / reference).log()).sum()
+    assert (new * kl_estimate(new.log(), reference.log())).sum().item() == pytest.approx(exact.item())
+
+
 def test_objective_by_hand():
     new, old, reference = vector(LOG2, 0.0), vector(0.0, 0.0), vector(0.0, LOG2)
     loss = grpo_loss(new, old, reference, vector(1.0, -3.0), torch.tensor([True, True]), 0.2, 0.1)
@@ -66,6 +72,13 @@ def test_without_beta_there_is_no_kl():
     new = vector(0.1)
     loss = grpo_loss(new, vector(0.0), vector(5.0), vector(1.0), torch.tensor([True]), 0.2, 0.0)
     assert loss.item() == pytest.approx(-math.exp(0.1))
+
+
+def test_the_gradient_at_a_ratio_of_one_is_that_of_reinforce():
+    new = vector(-1.0, -2.0).requires_grad_()
+    advantages = vector(0.5, -2.0)
+    grpo_loss(new, new.detach(), new.detach(), advantages, torch.tensor([True, True]), 0.2, 0.04).sum().backward()
+    assert new.grad.tolist() == pytest.approx((-advantages).tolist())
 
 
 def test_gradient_against_finite_differences():

@@ -55,6 +55,13 @@ def test_what_cannot_be_picked_has_no_probability():
     assert got.tolist() == [-math.inf] * 3
 
 
+def test_states_are_those_of_the_state_step_by_step():
+    query, _, contexts = vectors()
+    got = states(AdditiveState(0.8).start(query), contexts[None, :2])
+    assert got.shape == (1, 3, D)
+    np.testing.assert_allclose(got[0, 2], query[0] + 0.8 * (contexts[0] + contexts[1]), rtol=1e-12)
+
+
 def drawn(rows, seed=0, uniforms=None, k=K, tau=TAU, data=None, barred=BARRED):
     query, candidates, contexts = data or vectors()
     if uniforms is None:

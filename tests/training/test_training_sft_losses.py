@@ -35,6 +35,14 @@ def test_listwise_by_hand():
     assert loss.item() == pytest.approx(expected, rel=1e-5)
 
 
+def test_listwise_gradient_by_hand():
+    # d/d logits of a cross-entropy: policy − target.
+    logits = torch.tensor([[1.0, 0.5, -2.0]], requires_grad=True)
+    listwise_loss(logits, torch.tensor([[2.0, 1.0, 0.0]]), ALL, 0.5).backward()
+    expected = [p - t for p, t in zip(softmax([1.0, 0.5, -2.0]), softmax([4.0, 2.0, 0.0]), strict=True)]
+    assert logits.grad[0].tolist() == pytest.approx(expected, abs=1e-6)
+
+
 def test_listwise_is_the_mean_over_states_that_have_something_to_gain():
     logits, gains = torch.randn(3, 5), torch.tensor([[1.0, 0, 2, 0, 0], [0, 0, 0, 0, 0], [3.0, 1, 0, 0, 1]])
     allowed = torch.ones(3, 5, dtype=torch.bool)
@@ -77,6 +85,12 @@ def test_listwise_ties_share_the_target():
     assert one == pytest.approx(other)
     assert both == pytest.approx(math.log(2), abs=1e-4)
     assert both < one
+
+
+def test_listwise_at_a_low_temperature_is_the_cross_entropy_of_the_best():
+    logits = torch.randn(1, 3)
+    loss = listwise_loss(logits, torch.tensor([[0.0, 1.0, 2.0]]), ALL, 0.01)
+    torch.testing.assert_close(loss, -logits.log_softmax(-1)[0, 2])
 
 
 @pytest.mark.parametrize("loss", ["listwise", "infonce"])
