@@ -26,12 +26,15 @@ from langchain_rcr.errors import InputError
 
 _BEGINS = '{"time": '
 """How lines begin; within a line, quotes are escaped."""
+_STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """A question, its picks and what came of them."""
 
+    __pydantic_config__ = _STRICT
+    time: str  # of writing; with it, the same line twice is one question
     question: str  # its digest (`basics.files.digest`)
     picks: tuple[str, ...]  # the ids of its examples, in the order of picking
     # Those with which each was drawn from what was left (1.01: rounding); None if not computed.
@@ -47,11 +50,13 @@ class Outcome:
 class _Later:
     """An outcome for a run recorded before."""
 
+    __pydantic_config__ = _STRICT
+    time: str
     run: str
     outcome: FiniteFloat | None
 
 
-_LINE = TypeAdapter[Outcome | _Later](Outcome | _Later, config=ConfigDict(extra="forbid"))
+_LINE = TypeAdapter[Outcome | _Later](Outcome | _Later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,9 +99,8 @@ class OutcomeLog:
         if wrong := [one for one in picks if not isinstance(one[0], str) or not isinstance(one[1], int)]:
             raise InputError(f"not a pick of this retriever: id {wrong[0][0]!r:.80}, step {wrong[0][1]!r:.80}")
         ids, _, probabilities = zip(*sorted(picks, key=itemgetter(1)), strict=True) if picks else ((), (), ())
-        text = {"text": question} if self.text else {}
-        made = Outcome(digest(question), ids, probabilities, checked_outcome(outcome), explore, policy, run)
-        self._append({name: value for name, value in asdict(made).items() if name != "text"} | text)
+        known = checked_outcome(outcome)
+        self._append(Outcome(_now(), digest(question), ids, probabilities, known, explore, policy, run, question))
 
     def outcome(self, run: str, outcome: float) -> None:
         """Append the outcome of a question recorded before, by its run; the last one counts.
@@ -104,10 +108,10 @@ class OutcomeLog:
         Raises:
             InputError: it is not a finite number, or the file can't be written.
         """
-        self._append({"run": str(run), "outcome": checked_outcome(outcome)})
+        self._append(_Later(_now(), str(run), checked_outcome(outcome)))
 
     def read(self) -> Iterator[Outcome]:
-        """What was recorded, oldest first, each with its last outcome.
+        """What was recorded, oldest first, each with its last outcome; a line that is there twice counts once.
 
         Raises:
             InputError: there is no such file, or a line isn't an outcome; the message names it.
@@ -117,7 +121,7 @@ class OutcomeLog:
             if not (files := [*(full := self._full()), *current]):
                 raise InputError(f"{self.path}: there is no such log")
             with suppress(FileNotFoundError):
-                lines = [line for file in files for line in _lines(file)]
+                lines = [*dict.fromkeys(line for file in files for line in _lines(file))]
                 if self._full() == full:  # else a writer has renamed a file, perhaps before it was read
                     break
         later: dict[str | None, float | None]
@@ -126,9 +130,9 @@ class OutcomeLog:
             if isinstance(line, Outcome):
                 yield replace(line, outcome=later.get(line.run, line.outcome))
 
-    def _append(self, line: dict[str, Any]) -> None:
-        timed = {"time": datetime.now(UTC).isoformat(timespec="seconds"), **line}
-        content = (json.dumps(timed, ensure_ascii=False) + "\n").encode()
+    def _append(self, line: Outcome | _Later) -> None:
+        values = {name: value for name, value in asdict(line).items() if name != "text" or self.text}
+        content = (json.dumps(values, ensure_ascii=False) + "\n").encode()
         try:
             with suppress(FileNotFoundError):  # there is none yet, or another writer has just renamed it
                 if self.path.stat().st_size + len(content) > self.max_bytes:
@@ -152,6 +156,10 @@ class OutcomeLog:
         return sorted(path for path in found if path.suffix[1:].isdigit() and path.is_file())
 
 
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="microseconds")
+
+
 def checked_outcome(outcome: float | None) -> float | None:
     """The outcome as a float; an `InputError` if it is not a finite number."""
     if outcome is None:
@@ -166,10 +174,9 @@ def _lines(file: Path) -> Iterator[Outcome | _Later]:
         for number, text in enumerate(lines, start=1):
             found = None
             with suppress(ValueError, AttributeError, KeyError, TypeError):
-                line = from_json(text[max(0, text.rfind(_BEGINS)) :])  # what is before it was cut off by a full disk
-                line.pop("time")
-                found = _LINE.validate_python(line)
+                # What is before it was cut off by a full disk.
+                found = _LINE.validate_python(from_json(text[max(0, text.rfind(_BEGINS)) :]))
             if isinstance(found, _Later) or (found and len(found.picks) == len(found.probabilities)):
                 yield found
-            elif text.endswith("\n") or not text.startswith(_BEGINS):  # else it is cut off
+            elif text.endswith("\n") or text[: len(_BEGINS)] != _BEGINS[: len(text)]:  # else it is cut off
                 raise InputError(f"{file}, line {number}: not a line of an outcome log")

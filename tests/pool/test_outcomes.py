@@ -43,6 +43,19 @@ def test_an_outcome_may_come_later_and_the_last_one_counts(tmp_path: Path) -> No
     assert [each.outcome for each in log.read()] == [1.0, 0.5, None]
 
 
+def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    for _ in range(2):  # asked twice, with the same picks
+        log.record("one", PICKS, 1.0)
+    log.record("two", PICKS, None, run="r")
+    log.outcome("r", 0.0)
+    log.outcome("r", 1.0)
+    lines = log.path.read_text()
+    log.path.with_name("outcomes.jsonl.1").write_text(lines)  # as a tool that copies logs may leave it
+    log.path.write_text(lines + lines.splitlines(keepends=True)[-2])
+    assert [each.outcome for each in log.read()] == [1.0, 1.0, 1.0]
+
+
 def test_full_files_are_kept_beside_up_to_a_number(tmp_path: Path) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl", max_bytes=600, keep=2)
     for number in range(12):
@@ -78,6 +91,8 @@ def test_a_line_that_a_full_disk_cuts_off_is_an_error_and_costs_no_other(tmp_pat
     with log.path.open("ab") as file:
         file.write('{"time": "", "text": "é'.encode()[:-1])  # half of a letter
     log.record('{"time": 4', PICKS, 1)
+    sound = log.path.read_bytes()
+    log.path.write_bytes(sound + b'{"ti')
     assert [each.text for each in log.read()] == ["one", "three", '{"time": 4']
 
 
@@ -115,6 +130,7 @@ SOUND = {"question": "", "picks": [], "probabilities": [], "outcome": 1, "explor
     [
         *("{", "[]", '{"a": 1}', '{"time": "", "run": "r"}', '{"time": ' + "[" * 100_000),
         json.dumps({"time": "", **SOUND, "text": "\ud800"}),
+        json.dumps({"time": "", **SOUND, "color": "red"}),
     ],
 )
 def test_a_line_of_something_else_is_named(tmp_path: Path, line: str) -> None:
