@@ -284,14 +284,16 @@ class ExampleStore:
 
         Otherwise as the retriever's `save`.
         """
-        now = self.now
         check_folder(Path(folder))
         with atomic_directory(folder) as path:
-            now.encoder.save_pretrained(path, runtime=runtime)
+            with self._changing:  # else the encoder might not have learnt from an example that is written
+                now = self.now
+                now.encoder.save_pretrained(path, runtime=runtime)
+                content = now.engine.content() if isinstance(now.engine, LocalIndex) else None
             keys = {"source_key": [*now.schema.source_keys], "target_key": now.schema.target_key}
             write_json(path / RETRIEVER_FILE, {**keys, "fields": dict(fields or {})})
-            if isinstance(now.engine, LocalIndex):
-                rows, vectors = now.engine.content()
+            if content is not None:
+                rows, vectors = content
                 pool = now.schema.extended([row.example for row in rows], [row.id for row in rows])
                 write_jsonl(path / POOL_FILE, pool, shown=folder)
                 names = _signatures(pool, now.encoder)

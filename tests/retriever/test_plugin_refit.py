@@ -77,6 +77,25 @@ def test_it_says_when_it_is_worth_its_time(
     assert not retriever.needs_refit
 
 
+def test_an_example_that_is_added_while_it_is_saved_is_in_the_pool_and_learnt_or_neither(
+    retriever: SequentialCompositionalRetriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adding, original = threading.Thread(target=retriever.add_examples, args=(NEW,)), TriEncoder.save_pretrained
+
+    def saved(encoder: TriEncoder, *given: Any, **more: Any) -> None:
+        original(encoder, *given, **more)
+        adding.start()
+        adding.join(1)
+
+    monkeypatch.setattr(TriEncoder, "save_pretrained", saved)
+    retriever.save(tmp_path / "saved")
+    adding.join()
+    store = make.from_pretrained(tmp_path / "saved", embeddings=WordCounts()).store
+    learnt = store.encoder.query.additions.items if store.encoder.query.additions else ()
+    assert store.index.count() == len(ROWS) + len(learnt)
+    assert retriever.store.index.count() == len(ROWS) + len(NEW)
+
+
 def test_what_race_or_grpo_chose_stays(retriever: SequentialCompositionalRetriever) -> None:
     encoder = retriever.store.encoder
     encoder.vary({"label": 3.0, "cost": 0.05, "fade": 2.0, "order": "picked"})
