@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.harness import evaluate
-from rcr_trainer.evaluation.report import AnswersAsked, EvaluationReport
+from rcr_trainer.evaluation.report import MARKDOWN, AnswersAsked, EvaluationReport
+from rcr_trainer.evaluation.stage import _keep
+from rcr_trainer.evaluation.table import table
 from reports import report as report_on
 from reports import scores
 
@@ -382,3 +385,16 @@ def test_the_paragraph_and_the_table_round_alike(tmp_path):
     read = EvaluationReport.read(tmp_path)
     assert f"{read.oracle.coverage:.1f}" == "86.7"
     assert "covers 86.7 %" in advise(report)
+
+
+@pytest.mark.parametrize(("ours", "its", "lead"), [(66.666, 50.014, "+16.7"), (66.646, 50.0, "+16.6")])
+def test_the_report_in_markdown_shows_the_figures_of_evaluation_json(tmp_path, ours, its, lead):
+    """Its table had 86.6 for 86.6496 and its leads +16.7 for 66.666 − 50.014, where the paragraph says +16.6."""
+    bm25 = scores(86.6496, full_coverage=its, intervals={"full_coverage": (9.0, 20.0)})
+    report = report_on({"rcr": scores(70.0, full_coverage=ours), "bm25": bm25}, changed=["evaluation.k (4, now 6)"])
+    report.advice = advise(report)
+    _keep(SimpleNamespace(path=tmp_path, config=SimpleNamespace(name="mine")), None, report, [])
+    text, read = (tmp_path / MARKDOWN).read_text(encoding="utf-8"), EvaluationReport.read(tmp_path)
+    assert "\n".join(table(read)) in text
+    assert text.count(lead) == 2
+    assert f": {lead} points" in read.advice == advise(read)

@@ -93,7 +93,7 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
         return None
     ends = report.selectors[name].intervals.get(metric)
     interval = None if ends is None else (_shown(ends[0]), _shown(ends[1]))
-    return Gap(name, metric, _shown(mine), _shown(its), _shown(mine - its), interval)
+    return Gap(name, metric, _shown(mine), _shown(its), _shown(round(mine, 2) - round(its, 2)), interval)
 
 
 def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:

@@ -127,6 +127,7 @@ def _keep(run: Run, policy: TriEncoder, report: EvaluationReport, picks: Picks) 
     """Write a comparison, also into the model card."""
     write_picks(run.path, picks)
     report.write(run.path)
+    report = EvaluationReport.read(run.path)  # rounded, so that no file shows another figure
     write_text(run.path / MARKDOWN, report_text(run.config.name, report, picks))
     # `evaluation.answer…` only changes which questions are answered, so the card stays valid.
     if all(change.startswith("evaluation.answer") for change in report.changed):

@@ -109,7 +109,7 @@ def _intervals(report: EvaluationReport) -> list[str]:
         return []
 
     def gap(scores: SelectorScores, metric: Metric) -> str:
-        points = (getattr(ours, metric) or 0) - (getattr(scores, metric) or 0)
+        points = round((getattr(ours, metric) or 0) - (getattr(scores, metric) or 0), 2)
         return gap_text(points, scores.intervals[metric]) if metric in scores.intervals else "–"
 
     rows = [[name, *(gap(scores, metric) for metric in metrics)] for name, scores in others.items()]
