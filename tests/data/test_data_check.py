@@ -121,6 +121,7 @@ def test_a_few_bad_rows_hide_no_keys_and_are_named(capsys, here):
         ('{"question": "q", "sql": "f"}\n'.encode("utf-16"), "line 1: not UTF-8 text .*: it is UTF-16, save it as"),
         (b'{"question": "q", "sql": "f"}\r' * 3, "line 1: invalid JSON .*; its lines end in CR alone"),
         (b'"q"\n"r"\n', "line 1: expected a JSON object, got text"),
+        (b"\n\n", "holds no examples"),
     ],
 )
 def test_a_file_without_a_readable_row_says_why(tmp_path, data, message):

@@ -119,6 +119,12 @@ BAD = [
     ),
     (
         "a.json",
+        '{"source": "s", "target": "t"}\n' * 2,
+        {},
+        "line 2: invalid JSON (Extra data, column 1); a file with one object a line is named .jsonl",
+    ),
+    (
+        "a.json",
         '[\n{"source": "s", "target": "t"},\n{"source": 1, "target": "t"}]',
         {},
         "entry 2: field 'source' must hold",

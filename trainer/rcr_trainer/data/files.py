@@ -142,7 +142,9 @@ def text_fields(path: Path, sample: int) -> list[str]:
     report = ReadReport(str(path))
     found = list(islice(_rows(path, report), sample))
     rows = [row for _, row in found if isinstance(row, dict)]
-    if found and not rows:
+    if not found:
+        raise DataError(f"{path} holds no examples")
+    if not rows:
         _example(found[0][1], {}, report, found[0][0], {})  # raises an error that says what is wrong
     return [
         name
@@ -250,9 +252,13 @@ def _read_jsonl(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row
 
 def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
     report.unit = "entry"
-    rows = _parsed("".join(_texts(file, path)), path, 1)
+    text = "".join(_texts(file, path))
+    hint = "; a file with one object a line is named .jsonl" if text.lstrip().startswith("{") else ""
+    try:
+        rows = _parsed(text, path, 1)
+    except DataError as error:
+        raise DataError(f"{error}{hint}") from None
     if not isinstance(rows, list):
-        hint = "; a file with one object a line is named .jsonl" if isinstance(rows, dict) else ""
         raise DataError(f"{path}: must hold one JSON list of objects{hint}")
     yield from enumerate(rows, start=1)
 
