@@ -12,6 +12,7 @@ from rcr_trainer.evaluation import learn
 from rcr_trainer.evaluation.off_policy import CLIP, described, gains, halves, predicted, walk, weights
 
 from langchain_rcr import InputError, Item, OutcomeLog, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.basics.files import digest
 from langchain_rcr.families import get_family
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors
@@ -212,6 +213,20 @@ def test_a_folder_that_holds_other_files_is_refused_at_once(served: Path, tmp_pa
     (tmp_path / "notes.txt").touch()
     with pytest.raises(InputError, match=r"holds notes\.txt"):
         learn.learn(tmp_path / "log", served, tmp_path, questions={})
+
+
+def test_a_file_of_questions_needs_no_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: dict[str, str] = {}
+
+    def learnt(*_: Any, questions: dict[str, str], **how: Any) -> learn.Change:
+        found.update(questions)
+        return learn.Change({}, *[0.0] * 4, 1)
+
+    monkeypatch.setattr(learn, "learn", learnt)
+    (tmp_path / "asked.jsonl").write_text('{"source": "how many cats"}\n{"source": "who", "target": null}\n')
+    asked = ["--questions", str(tmp_path / "asked.jsonl")]
+    assert cli.main(["learn", "log", "served", "--out", str(tmp_path / "new"), *asked]) == 0
+    assert found == {digest(text): text for text in ("how many cats", "who")}
 
 
 def test_changes_are_steps_from_the_numbers_that_are_served(served: Path) -> None:

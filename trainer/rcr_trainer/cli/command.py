@@ -140,8 +140,9 @@ def _learn(given: argparse.Namespace) -> None:
     from rcr_trainer.data.files import read_examples
     from rcr_trainer.evaluation.learn import learn, told
 
-    sources = [example.source for example in read_examples(given.questions)[0]] if given.questions else []
-    questions = {digest(source): source for source in sources}
+    # Questions that were asked have no programs.
+    asked = read_examples(given.questions, target_key="source")[0] if given.questions else []
+    questions = {digest(each.source): each.source for each in asked}
     with logged():
         change = learn(given.log, given.served, given.out, questions=questions, seed=given.seed, trust=given.trust)
     show(told(change), f"written: {given.out}")

@@ -282,7 +282,8 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
     if found:
         logged = _arrays(found, places, policy)
         agrees = np.abs((policy.follow({}, logged) - logged.log_probs).sum(axis=1)) <= _AGREES
-        why["picked under a filter, a constraint, a preference or a draft"] += int((~agrees).sum())
+        strange = "picked under a filter, a constraint, a preference or a draft, or from other examples"
+        why[strange] = int((~agrees).sum())
         logged = logged.only(agrees)
     used = 0 if logged is None else len(logged.asked)
     reasons = "; ".join(f"{count} {reason}" for reason, count in why.items() if count)
