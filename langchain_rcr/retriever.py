@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
 import numpy as np
@@ -274,8 +274,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     ) -> list[list[Any]]:
         """For each question its picks, plain or `as_documents`, or its exception; nothing awaits unless `is_async`.
 
-        Each has its own callback run, and an invalid one doesn't stop the others. Documents and probabilities are left
-        out unless the caller or a callback sees them.
+        Each has its own callback run, and neither an invalid one nor a handler that raises stops the others. Documents
+        and probabilities are left out unless the caller or a callback sees them.
         """
         runs = await self._opened(queries, config, is_async, self._get_ls_params(**options))
         seen = as_documents or any(runs)
@@ -287,10 +287,13 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             results = shown if as_documents else results
         except Exception as error:
             results = shown = [error_of(query) or error for query in queries]
-        for run, result in zip(runs, shown, strict=True):
-            if run is not None:
+        for at, (run, result) in enumerate(zip(runs, shown, strict=True)):
+            failure = run
+            if run is not None and not isinstance(run, Exception):
                 ended = run.on_retriever_error if isinstance(result, Exception) else run.on_retriever_end
-                await resolved(ended(result))
+                failure = await _settled(ended, result)
+            if isinstance(failure, Exception):
+                results[at] = failure
         first = next((result for result in results if isinstance(result, Exception)), None)
         if first is not None and not return_exceptions:
             raise first
@@ -321,7 +324,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
     async def _opened(
         self, queries: Sequence[str], config: _Configs, is_async: bool, about: Mapping[str, Any]
     ) -> list[Any]:
-        """For each question its callback run, or None if nothing listens."""
+        """For each question its callback run, a handler's exception, or None if nothing listens."""
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         callbacks: Any = None
         runs = []
@@ -337,8 +340,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             run = None
             if callbacks.handlers:
                 name = one.get("run_name") or self.get_name()
-                run = callbacks.on_retriever_start(None, query, name=name, run_id=one.get("run_id"))
-            runs.append(await resolved(run))
+                about_run = {"name": name, "run_id": one.get("run_id")}
+                run = await _settled(callbacks.on_retriever_start, None, query, **about_run)
+            runs.append(run)
         return runs
 
     def explain(
@@ -472,6 +476,14 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
                 metadata["probability"] = pick.probability
             documents.append(Document(text, id=pick.id, metadata=metadata))
         return documents
+
+
+async def _settled(call: Callable[..., Any], *given: Any, **more: Any) -> Any:
+    """What a method of a callback manager returns, or the exception of a handler that raises (`raise_error`)."""
+    try:
+        return await resolved(call(*given, **more))
+    except Exception as error:
+        return error
 
 
 async def _in_thread(self: BaseRetriever, query: str, *, run_manager: Any = None, **options: Any) -> list[Document]:

@@ -129,6 +129,36 @@ def test_too_few_picks_for_one_question_cost_the_others_nothing(encoder: TriEnco
         strict.select_examples({"source": asked[0]})
 
 
+@pytest.mark.parametrize("is_async", [False, True])
+@pytest.mark.parametrize("method", ["on_retriever_start", "on_retriever_end"])
+def test_a_handler_that_raises_costs_the_others_nothing(
+    retriever: SequentialCompositionalRetriever, is_async: bool, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Strict(Recorder):
+        raise_error = True
+
+    recorder, original = Strict(), getattr(Recorder, method)
+
+    def raising(self: Recorder, *given: Any, run_id: UUID, **more: Any) -> None:
+        original(self, *given, run_id=run_id, **more)
+        if self.runs[run_id][0] == QUERIES[1]:
+            raise RuntimeError("no more")
+
+    monkeypatch.setattr(Strict, method, raising)
+
+    def batch(**options: Any) -> Any:
+        if is_async:
+            return asyncio.run(retriever.abatch(QUERIES, {"callbacks": [recorder]}, **options))
+        return retriever.batch(QUERIES, {"callbacks": [recorder]}, **options)
+
+    first, failed, last = batch(return_exceptions=True)
+    assert isinstance(failed, RuntimeError)
+    assert [d.id for d in first] == [d.id for d in retriever.invoke(QUERIES[0])]
+    assert [d.id for d in last] == [d.id for d in retriever.invoke(QUERIES[2])]
+    with pytest.raises(RuntimeError, match="no more"):
+        batch()
+
+
 class Tracer(BaseTracer):
     def __init__(self) -> None:
         super().__init__()
