@@ -124,8 +124,7 @@ class OutcomeLog:
                 lines = [*dict.fromkeys(line for file in files for line in _lines(file))]
                 if self._full() == full:  # else a writer has renamed a file, perhaps before it was read
                     break
-        later: dict[str | None, float | None]
-        later = {line.run: line.outcome for line in lines if isinstance(line, _Later)}
+        later = dict[str | None, float | None]((each.run, each.outcome) for each in lines if isinstance(each, _Later))
         for line in lines:
             if isinstance(line, Outcome):
                 yield replace(line, outcome=later.get(line.run, line.outcome))

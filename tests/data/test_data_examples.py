@@ -82,7 +82,10 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
         (lambda folder: (folder / "split.json").write_text("[]"), "not of a split's form"),
         (lambda folder: (folder / "train.jsonl").unlink(), "no such file"),
         (lambda folder: (folder / "dev.jsonl").unlink(), "announces"),
-        (lambda folder: (folder / "dev.jsonl").write_bytes((folder / "test.jsonl").read_bytes()), "id 'd' is in"),
+        (
+            lambda folder: (folder / "dev.jsonl").write_bytes((folder / "test.jsonl").read_bytes()),
+            "id 'd' is in dev.jsonl and in test.jsonl .without data.id_key, rows are numbered",
+        ),
     ],
 )
 def test_a_damaged_folder_is_named(tmp_path: Path, damage, message: str) -> None:

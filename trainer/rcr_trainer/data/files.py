@@ -130,7 +130,8 @@ def read_split(directory: str | Path) -> Split:
             setattr(split, part, read_examples(path, id_key="id")[0])
         for example in getattr(split, part):
             if (other := owner.setdefault(example.id, part)) != part:
-                raise DataError(f"{directory}: id {example.id!r} is in {other}.jsonl and in {part}.jsonl")
+                both = f"{other}.jsonl and in {part}.jsonl (without data.id_key, rows are numbered)"
+                raise DataError(f"{directory}: id {example.id!r} is in {both}")
     if (counts := meta.pop("counts", split.counts())) != split.counts():
         raise DataError(f"{directory}: split.json announces {counts}, the files hold {split.counts()}")
     split.meta = meta
