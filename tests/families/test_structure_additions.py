@@ -128,6 +128,22 @@ def test_only_so_many_are_learnt(retriever, monkeypatch, caplog):
     np.testing.assert_array_equal(retriever.store.encoder.encode_queries([ASKED]), before)
 
 
+def test_labels_without_a_column_leave_room_for_added_examples(monkeypatch, caplog):
+    """Of more labels than columns, the pool's own examples teach the rest, as if they had been added."""
+    model = TriEncoder.build("structure", items(rows()), state="saturating", dim=10)
+    get_family("structure").fit(model.query, items(rows()), seed=0)
+    monkeypatch.setattr(needs, "MOST", 8)
+    retriever = SequentialCompositionalRetriever.from_encoder(model, rows(), k=2)
+    assert len(model.query.additions.items) == 8
+    retriever.upsert(rows(), [f"again {at}" for at in range(len(rows()))])
+    retriever.add_examples(NEW[:3])
+    assert len(model.query.additions.items) == 11
+    assert "purple" in programs(retriever.invoke(ASKED))
+    assert not caplog.text
+    retriever.add_examples(NEW[3:])
+    assert retriever.needs_refit
+
+
 def test_examples_of_training_teach_nothing_new(retriever):
     model = retriever.store.encoder
     before = model.encode_queries([ASKED])
@@ -253,7 +269,7 @@ def test_whether_a_fit_is_due_is_judged_once_for_the_same_additions(retriever, m
 
     def unseen(encoder, names):
         judged.append(len(names))
-        return np.zeros(len(names), dtype=bool)
+        return np.ones(len(names), dtype=bool)
 
     monkeypatch.setattr(NumpyNeedEncoder, "unseen", unseen)
     monkeypatch.setattr(needs, "MOST", 4)

@@ -26,8 +26,8 @@ from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.families.structure.kernel import RIDGE, Views
 
 MOST = 1000
-"""Added questions that become landmarks; memory grows with the square of all landmarks. Later ones still teach new
-labels."""
+"""Added questions that become landmarks, besides at most as many of the fit's own whose labels have no column; memory
+grows with the square of all landmarks."""
 MISSED = 30.0
 """The cost of missing a question that needs a new label, relative to a false alarm. Without the label the answer is
 wrong; an example shown needlessly only takes one of k places. Of 100 test questions of scholar (SQL) that needed one of

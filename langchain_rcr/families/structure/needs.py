@@ -156,7 +156,7 @@ class NumpyNeedEncoder(BaseEncoder):
         super().__init__()
         self.inventory, self.vocabulary, self.backbone, self.scale = inventory, vocabulary, backbone, float(scale)
         self.additions, self._grown, self._calibrated, self.most = additions, None, None, most
-        self._judged: tuple[Additions | None, bool] = None, False  # whether these make the fit stale
+        self._judged: tuple[Additions | None, int] = None, 0  # how many of these the fit hasn't seen
         self.descriptions = Descriptions(described)
         columns, self.homes = len(inventory), HOMES if homes else 0
         self.dim = columns + SPARE + self.homes + WORDS
@@ -252,11 +252,8 @@ class NumpyNeedEncoder(BaseEncoder):
     @property
     def stale(self) -> bool:
         """See `BaseEncoder.stale`."""
-        if self._judged[0] is not self.additions:  # else every addition would go through all that was learnt
-            enough = min(MOST, STALE * len(self.learnt))
-            stale = 0 < enough <= len(self._known) and int(self.unseen(self._names(self._known)).sum()) >= enough
-            self._judged = self.additions, stale
-        return self._judged[1]
+        enough = min(MOST, STALE * len(self.learnt))
+        return 0 < enough <= len(self._known) and enough <= self._late
 
     def keep_preferences(self, other: NumpyNeedEncoder) -> None:
         """Take over γ, ε, ω and the weights by size as the race or GRPO left them, whatever the structures are."""
@@ -328,10 +325,14 @@ class NumpyNeedEncoder(BaseEncoder):
         """See `BaseEncoder.grow`: it learns what added questions need, and which questions need a new label."""
         with _GROWING:
             known, room = set(self._known), MOST - len(self._known)
+            if len(items) > room and not labels_only:
+                # The fit's own examples, whose labels may have no column, leave room for others.
+                room = min(MOST - self._late, 2 * MOST - len(known))
             if room <= 0:
                 return
-            new = [item for item in items if self.inventory.spare(item.target)]
-            new += [] if labels_only else self._unknown(items)
+            unknown = items if labels_only else self._unknown(items)
+            new = [item for item in unknown if self.inventory.spare(item.target)]
+            new += [] if labels_only else unknown
             new = [item for item in dict.fromkeys(new) if item not in known][:room]
             if new:
                 views = self.views(new)
@@ -345,6 +346,13 @@ class NumpyNeedEncoder(BaseEncoder):
     def _known(self) -> tuple[Item, ...]:
         """The examples that were added after training."""
         return self.additions.items if self.additions else ()
+
+    @property
+    def _late(self) -> int:
+        """How many of the added examples the fit hasn't seen."""
+        if self._judged[0] is not self.additions:  # else every addition would go through all that was learnt
+            self._judged = self.additions, int(self.unseen(self._names(self._known)).sum())
+        return self._judged[1]
 
     def _unknown(self, items: Sequence[Item]) -> list[Item]:
         """Those of the examples that aren't landmarks and have a structure or a label."""
