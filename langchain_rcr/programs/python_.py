@@ -4,7 +4,8 @@
   order means nothing. `a.b(c)` is the node `a.b`; a method of anything but a name is `.method`, with that object as its
   first child: `f(x).g(y)` is `.g` with the children f → x and y.
 - Operators are their signs, with their operands below; `a < b < c` is `<,<`. A number with a sign is one leaf.
-- Displays are `list`, `tuple`, `set` and `dict` (a child `:` per entry); subscripts are `[]`.
+- Displays are `list`, `tuple`, `set` and `dict` (a child `:` per entry), and these names `builtins.list` and so on;
+  subscripts are `[]`.
 - Everything else is named after its `ast` class in lower case, with the names it carries as leaves in front. What could
   be mistaken for another part is below its own name: `x[:1]` has `upper` where `x[1:]` has none. Several statements are
   the children of `module`.
@@ -38,9 +39,13 @@ _SIGNS: dict[type[ast.AST], str] = {
     **{ast.Is: "is", ast.IsNot: "is not", ast.In: "in", ast.NotIn: "not in"},
 }
 
+_DISPLAYS = ("list", "tuple", "set", "dict")
 _PARAMETERS = ("posonlyargs", "vararg", "kwonlyargs", "kw_defaults", "kwarg", "defaults")
 _APART = {*_PARAMETERS, "bases", "decorator_list", "returns", "orelse", "finalbody"}
 """Fields that follow lists: without their names, what is in them would seem to be in the list."""
+
+_NUMBERS = ("conversion", "is_async", "level")
+"""Fields that tell `f"{x!r}"` from `f"{x}"`, `async for` from `for`, and `from ..` from `from .`."""
 
 # What `unfold` handles: a piece of syntax, or a (label, pieces) pair for a node that ast doesn't have.
 _Piece = ast.AST | tuple[str, Sequence[Any]]
@@ -122,6 +127,8 @@ def _other(node: ast.AST) -> tuple[str, Sequence[_Piece]]:
     below: list[_Piece] = []
     lacks = False
     for name, value in ast.iter_fields(node):
+        if name in _NUMBERS and value > 0:
+            below.append((f"{name} {value}", []))
         items = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str | ast.AST)]
         part: list[_Piece] = [
             (item, []) if isinstance(item, str) else item for item in items if not isinstance(item, ast.expr_context)
@@ -136,8 +143,9 @@ _RULES: dict[type[ast.AST], Callable[[Any], tuple[str, Sequence[_Piece]]]] = {
     **dict.fromkeys(_SIGNS, lambda node: (_SIGNS[type(node)], [])),
     ast.Call: _call,
     ast.Attribute: _attribute,
-    ast.Name: lambda node: (node.id, []),
+    ast.Name: lambda node: (f"builtins.{node.id}" if node.id in _DISPLAYS else node.id, []),
     ast.Constant: lambda node: (_written(node.value), []),
+    ast.MatchSingleton: lambda node: ("matchsingleton", [(_written(node.value), [])]),
     ast.UnaryOp: _unary,
     ast.BinOp: lambda node: (_SIGNS[type(node.op)], [node.left, node.right]),
     ast.BoolOp: lambda node: (_SIGNS[type(node.op)], node.values),

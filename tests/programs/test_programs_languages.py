@@ -134,6 +134,9 @@ def test_order_of_named_arguments_means_nothing() -> None:
         ("for a in b:\n  c\n  d", "for a in b:\n  c\nelse:\n  d"),
         ("try: a\nexcept b: c", "try: a\nexcept:\n  b\n  c"),
         ("class A(b): c", "class A:\n  b\n  c"),
+        *(("f(list(a))", "f([a])"), ("f(dict)", "f({})"), ("set(a)", "{a}"), ("tuple(a)", "(a,)")),
+        *(("f'{a!r}'", "f'{a}'"), ("[a async for a in b]", "[a for a in b]"), ("from . import a", "from .. import a")),
+        ("match a:\n  case None: b", "match a:\n  case True: b"),
     ],
 )
 def test_python_tells_parts_apart(one: str, other: str) -> None:
