@@ -68,6 +68,7 @@ def test_a_gold_program_that_does_not_parse_cannot_be_scored():
         ("f(g(x))\n", "f(g(x))", 1.0),
         ("f(g(y))", "f(g(x))", 0.0),
         ("f('a')", "f('b')", 0.0),  # values count
+        ("f('a  b')", "f('a b')", 0.0),  # and the white space in them
         ("f(a,b)", "f(b,a)", 0.0),
         ("not  ( parsed", "not ( parsed", 1.0),
         ("not ( Parsed", "not ( parsed", 0.0),
@@ -85,6 +86,11 @@ def test_exact_match_of_sql_knows_that_keywords_have_no_case():
     gold = "SELECT name FROM city WHERE state = 'texas'"
     answers = ["select name\nfrom city where state = 'texas'", "SELECT name FROM city WHERE state = 'Texas'"]
     assert call(reward, answers, [gold] * 2) == [1.0, 0.0]
+
+
+def test_exact_match_of_python_knows_that_indentation_counts():
+    gold = "if a:\n    b()\nc()"
+    assert call(correctness(ProgramSpec("python")), [gold, "if a:\n    b()\n    c()"], [gold] * 2) == [1.0, 0.0]
 
 
 # ---------------------------------------------------------------- context coverage

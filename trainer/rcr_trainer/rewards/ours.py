@@ -61,13 +61,13 @@ def correctness(spec: ProgramSpec) -> Reward:
     tree_of = replace(spec, anonymize=False).tree
 
     def one(prediction: str | None, reference: str, context: Sequence[Example]) -> float | None:
-        answer, gold = (normal(text, "NFC") for text in (prediction or "", reference))
-        if not gold.split():
+        if not reference.split():
             return None
-        if answer.split() == gold.split():
-            return 1.0
-        tree = tree_of(answer)
-        return float(tree is not None and tree == tree_of(gold))
+        answer, gold = tree_of(prediction or ""), tree_of(reference)
+        if answer is None or gold is None:
+            texts = [normal(text, "NFC").split() for text in (prediction or "", reference)]
+            return float(texts[0] == texts[1])
+        return float(answer == gold)
 
     return Reward.per_answer("correctness", one)
 
