@@ -148,6 +148,9 @@ def test_keys_that_nobody_can_guess_are_asked_for(tmp_path):
         ('{"tool": "find", "n": 3}', "json"),
         ("[x for x in rivers(state='texas')]", "python"),
         ("]] nothing ((", "tokens"),
+        ("SELECT ?x WHERE { ?x wdt:P31 wd:Q5 }", "tokens"),  # mere words, to functional
+        ("return flights ;return #1 from denver", "tokens"),  # and a comment, to Python
+        (r"^\d{3}-\d{4}$", "tokens"),
     ],
 )
 def test_languages_are_known_by_what_parses(program, language):

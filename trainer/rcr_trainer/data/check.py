@@ -8,6 +8,7 @@ from pathlib import Path
 
 from langchain_rcr.basics.items import folded
 from langchain_rcr.programs import LANGUAGES, TOKENS, ProgramSpec, parse
+from langchain_rcr.programs.tree import chain
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import ReadReport, read_examples, text_fields, unparsed
 from rcr_trainer.errors import DataError
@@ -98,14 +99,21 @@ def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str],
 
 
 def guess_language(programs: Sequence[str]) -> tuple[str, str]:
-    """The language that most programs parse as, or `tokens` if fewer than half do; and, in words, how many as each."""
+    """The language that most programs parse as, and, in words, how many as each.
+
+    It is `tokens` if fewer than half parse. Texts that are read as mere words, such as a shell's commands as functional
+    programs, say nothing of their language.
+    """
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
-    counts = {name: sum(parse(text, name) is not None for text in sample) for name in languages}
+    read = {name: [(text, tree) for text in sample if (tree := parse(text, name)) is not None] for name in languages}
+    counts = {name: len(pairs) for name, pairs in read.items()}
     best, *others = sorted(languages, key=lambda name: -counts[name])
     told = "".join(f", {counts[name]} as {name}" for name in others if counts[name])
-    said = f"{counts[best]} of {len(sample)} programs parse as {best}{told}"
-    return best if 2 * counts[best] >= len(sample) else TOKENS, said
+    words = sum(tree == chain(text.split()) for text, tree in read[best])
+    merely = f" ({words} as mere words)" if words else ""
+    said = f"{counts[best]} of {len(sample)} programs parse as {best}{merely}{told}"
+    return best if counts[best] > words and 2 * (counts[best] - words) >= len(sample) - words else TOKENS, said
 
 
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec) -> list[FileCheck]:
