@@ -7,6 +7,7 @@ import hashlib
 import json
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any, Self
 
@@ -14,7 +15,7 @@ import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.example_selectors import BaseExampleSelector
-from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, ToolMessage
+from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemMessage, ToolMessage
 from langchain_core.tools import BaseTool
 
 from langchain_rcr.basics.items import Item, readable
@@ -104,7 +105,8 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
     def _with(self, request: ModelRequest[Any], examples: Sequence[Mapping[str, Any]]) -> ModelRequest[Any]:
         rows = checked(examples, [self.keys.source, self.keys.target])
         shown = [message for step, row in enumerate(rows) for message in self._messages(step, row)]
-        return request.override(messages=[*shown, *request.messages])
+        system = [*takewhile(lambda message: isinstance(message, SystemMessage), request.messages)]
+        return request.override(messages=[*system, *shown, *request.messages[len(system) :]])
 
     def _messages(self, step: int, example: Mapping[str, Any]) -> list[AnyMessage]:
         question, program = example[self.keys.source], example[self.keys.target]

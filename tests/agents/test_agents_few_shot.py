@@ -99,6 +99,18 @@ def test_the_model_sees_calls_and_results_between_system_message_and_conversatio
     assert second[: len(first)] == first  # what a provider's cache can use again
 
 
+def test_system_messages_of_the_conversation_stay_in_front(
+    server: OpenAIServer, model: BaseChatModel, retriever: SequentialCompositionalRetriever
+) -> None:
+    """Anthropic and many chat templates accept none after another message."""
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "open the door"}]
+    for prompt, count in ((None, 1), ("You open.", 2)):
+        agent = create_agent(model, [open_], system_prompt=prompt, middleware=[FewShotMiddleware(retriever)])
+        agent.invoke({"messages": said})
+        roles = [message["role"] for message in _asked(server)[-2]]
+        assert roles == ["system"] * count + ["user", "assistant", "tool"] * 2 + ["user"]
+
+
 @pytest.mark.parametrize("is_async", [False, True])
 async def test_streamed_with_a_checkpointer_over_two_turns(
     server: OpenAIServer, model: BaseChatModel, retriever: SequentialCompositionalRetriever, is_async: bool
