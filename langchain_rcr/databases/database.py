@@ -43,6 +43,9 @@ _KEPT_FOR_POSTGRESQL = re.compile(f"{_KEPT.pattern}|HOME|APPDATA|(PG|KRB5|SSL_CE
 _CONNINFO = re.compile(r"\s*(?:host|hostaddr|port|dbname|user|password|passfile|service|sslmode)\s*=")
 _PASSWORD = re.compile(r"(?i)((?:password|passwd|pwd)\s*=\s*)(?:'(?:[^'\\]|\\.)*'|[^\s;&]+)|(:)[^@\s]+(?=@)")
 
+OPEN: weakref.WeakSet[Any] = weakref.WeakSet()
+"""What begins anew in a forked process, in which nobody ends the queries of the parent's threads."""
+
 # A backend that reuses the number of an ended one is younger.
 _STILL_RUNNING = """
 SELECT pid FROM pg_catalog.pg_stat_activity JOIN (VALUES {}) AS overrun (pid, age) USING (pid)
@@ -107,10 +110,15 @@ class Database(AbstractContextManager["Database"]):
         }
         self._copy = partial(Database, place, max_processes=max_processes, patience_s=patience_s, **limits)
         self._max_processes, self._patience_s = max_processes, patience_s
-        self._places, self._looking = threading.Semaphore(max_processes), threading.Lock()
+        self._begin()
+        self._idle.append(self._process())
+
+    def _begin(self) -> None:
+        """Forget all processes and queries."""
+        self._places, self._looking = threading.Semaphore(self._max_processes), threading.Lock()
         self._overruns: list[tuple[int, float]] = []
         self._idle: deque[_Process] = deque()
-        self._idle.append(self._process())
+        OPEN.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._copy, ()  # with its own processes
@@ -349,3 +357,12 @@ def address_of(database: str | Path) -> tuple[str, bool]:
 def open_database(database: str | Path, **limits: Any) -> Database:
     """A `Database`; takes the same arguments."""
     return Database(database, **limits)
+
+
+def _forked() -> None:
+    for database in tuple(OPEN):
+        database._begin()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forked)

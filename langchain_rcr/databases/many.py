@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.items import MARKS
-from langchain_rcr.databases.database import Database, address_of, check_limits
+from langchain_rcr.databases.database import OPEN, Database, address_of, check_limits
 from langchain_rcr.errors import InputError
 
 LAYOUT = "{db_id}/{db_id}.sqlite"
@@ -49,9 +49,14 @@ class Databases(AbstractContextManager["Databases"]):
         self._copy = partial(Databases, self._template, max_databases=max_databases, **limits)
         self._limits = {**limits, "max_processes": 1}
         self._most = max_databases
+        self._begin()
+
+    def _begin(self) -> None:
+        """Forget all processes and queries."""
         self._busy: set[str] = set()
         self._idle: OrderedDict[str, Database] = OrderedDict()  # the least recently used first
         self._changed = threading.Condition()
+        OPEN.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self._copy, ()  # with its own processes

@@ -396,6 +396,44 @@ def test_queries_from_many_threads_get_their_own_rows(database):
         assert list(threads.map(run, [f"SELECT {n}" for n in range(200)])) == [[(n,)] for n in range(200)]
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.parametrize("several", [False, True])
+def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
+    code = """if True:
+        import os, sys, threading, time
+        from langchain_rcr.databases.database import Database
+        from langchain_rcr.databases.many import Databases
+        path, several = sys.argv[1:]
+        if several:
+            databases = Databases(path, timeout_s=2)
+            run = lambda program: databases(program, {"name": "city"})
+        else:
+            run = Database(path, timeout_s=2, max_processes=1)
+
+        def endless():
+            try:
+                run("WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n")
+            except Exception as error:
+                print(error, flush=True)
+
+        thread = threading.Thread(target=endless)
+        thread.start()
+        time.sleep(0.3)
+        forked = os.fork()
+        print(*run("SELECT 'child'" if not forked else "SELECT 'parent'"), flush=True)
+        if not forked:
+            os._exit(0)
+        os.waitpid(forked, 0)
+        thread.join()
+    """
+    path = city_database(tmp_path).rename(tmp_path / "city.sqlite")
+    given = [str(path.with_stem("{name}") if several else path), "several" if several else ""]
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *given], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert sorted(done.stdout.splitlines()) == ["('child',)", "('parent',)", "longer than 2 s"], done.stderr
+
+
 def test_a_closed_database_begins_anew(database):
     with Database(database) as run:
         assert run("SELECT 1") == [(1,)]
