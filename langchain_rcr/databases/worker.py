@@ -238,16 +238,18 @@ class PostgreSQL:
     def _connected(self) -> Any:
         # Half the limit is for waiting until others have written, as in SQLite.
         most, wait = max(1, round(1000 * self._timeout)), max(1, round(500 * self._timeout))
-        limits = f"-c default_transaction_read_only=on -c statement_timeout={most} -c lock_timeout={wait}"
+        limits = f"-c statement_timeout={most} -c lock_timeout={wait}"
         # Of repeated options, the last counts.
         options = f"{self._given.get('options') or ''} {limits}".strip()
         try:
-            return self._psycopg.connect(self._url, options=options, connect_timeout=10)
+            connection = self._psycopg.connect(self._url, options=options, connect_timeout=10)
         except self._psycopg.Error as error:
             message = str(error)
             for secret in filter(None, (self._given.get("password"), self._given.get("sslpassword"))):
                 message = message.replace(str(secret), "***")
             raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
+        connection.read_only = True  # a pooler on the way may lose the option
+        return connection
 
     def _diagnosed(self, error: Any, program: str, connection: Any) -> Exception:
         """What to raise for an error of the driver, depending on whose fault it is."""

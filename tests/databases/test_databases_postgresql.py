@@ -306,6 +306,17 @@ class TestPostgreSQL:
             list(query_worker.PostgreSQL(postgres_url, 0.3)("SELECT pg_sleep(5)"))
         assert time.monotonic() - begin < 3
 
+    def test_a_transaction_is_read_only_where_a_pooler_drops_the_options(self, run, postgres_url, monkeypatch):
+        import psycopg
+
+        connect = psycopg.connect
+        monkeypatch.setattr(psycopg, "connect", lambda url, options, **more: connect(url, **more))
+        monkeypatch.setattr(query_worker, "say", lambda message: None)
+        with pytest.raises(query_worker.RefusedError, match="in a read-only transaction"):
+            list(query_worker.PostgreSQL(postgres_url, 5.0)("SELECT lo_create(0)"))
+        with pytest.raises(query_worker.RefusedError, match="must be set before any query"):
+            list(query_worker.PostgreSQL(postgres_url, 5.0)("SELECT set_config('transaction_read_only', 'off', false)"))
+
     def test_a_lock_of_the_server_is_no_fault_of_the_program(self, run, postgres_url):
         import psycopg
 
