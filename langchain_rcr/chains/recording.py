@@ -64,16 +64,15 @@ class OutcomeRecorder(BaseCallbackHandler):
             if self._outcome is not None and run_id not in self._waiting:
                 outcome = checked_outcome(self._outcome(outputs))
         finally:  # Record the picks even so: their outcome can come later, by the run.
-            self._waiting.discard(run_id)
             self._write(run_id, outcome)
+            self._forget(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A run has failed, or part of an agent's run waits for a human."""
         self._asked.pop(run_id, None)
         root = self._root.pop(run_id, run_id)
         if root == run_id:
-            self._picked.pop(run_id, None)
-            self._waiting.discard(run_id)
+            self._forget(run_id)
         elif type(error).__name__ == "GraphInterrupt":  # LangGraph's, which is no dependency
             self._waiting.add(root)
 
@@ -100,6 +99,14 @@ class OutcomeRecorder(BaseCallbackHandler):
 
     on_tool_end = on_chain_end  # type: ignore[assignment]  # passed by position
     on_tool_error = on_retriever_error = on_chain_error
+
+    def _forget(self, root: UUID) -> None:
+        """Forget an outermost run, with the retriever's runs within it, whose cancellation LangChain doesn't report."""
+        self._picked.pop(root, None)
+        self._waiting.discard(root)
+        for run in [run for run, outermost in [*self._root.items()] if outermost == root]:
+            self._root.pop(run, None)
+            self._asked.pop(run, None)
 
     def _write(self, root: UUID, outcome: float | None) -> None:
         for question, documents in self._picked.pop(root, {}).items():

@@ -1,5 +1,6 @@
 """Exploring: picks drawn with known probabilities, and what a retriever or chain records of them."""
 
+import asyncio
 import math
 import uuid
 from collections import Counter
@@ -172,6 +173,27 @@ def test_a_recorder_keeps_the_picks_where_the_outcome_fails(
     chain.invoke("how many cats", {"callbacks": [OutcomeRecorder(retriever, outcome)]})
     assert [(each.outcome, len(each.picks)) for each in log.read()] == [(None, 4)]
     assert "OutcomeRecorder.on_chain_end" in caplog.text
+
+
+async def test_a_recorder_keeps_nothing_of_a_question_that_is_cancelled(
+    encoder: TriEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    retriever = make(encoder, explore=0.5, log=OutcomeLog(tmp_path / "outcomes.jsonl"))
+    recorder = OutcomeRecorder(retriever)
+    begun = asyncio.Event()
+
+    async def wait(*_: object, **__: object) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    monkeypatch.setattr(type(retriever), "_aget_relevant_documents", wait)
+    chain = RunnableLambda(lambda query: query) | retriever
+    task = asyncio.create_task(chain.ainvoke("how many cats", {"callbacks": [recorder]}))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (recorder._root, recorder._asked, recorder._picked) == ({}, {}, {})
 
 
 async def test_a_recorder_knows_its_retriever_among_others_and_in_a_tool(encoder: TriEncoder, tmp_path: Path) -> None:
