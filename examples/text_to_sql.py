@@ -19,6 +19,7 @@ import os
 import random
 import sqlite3
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -168,15 +169,19 @@ def main() -> None:
         "--llm", metavar="MODEL", help="a chat model, as the server calls it (default: only picks are compared)"
     )
     parser.add_argument("--base-url", help="the server's address (default: OpenAI's)")
-    parser.add_argument("--database", default="books.sqlite", help="a file or postgresql://… (default: %(default)s)")
+    parser.add_argument(
+        "--database", help="a file or postgresql://… (default: books.sqlite with --write, else one that isn't kept)"
+    )
     parser.add_argument("--train", type=int, default=300, help="training pairs (default: %(default)s)")
     parser.add_argument("--test", type=int, default=60, help="test pairs (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="only write train.jsonl, test.jsonl and the database")
     arguments = parser.parse_args()
-    try:
-        run(arguments)
-    except RCRError as error:
-        sys.exit(f"text_to_sql: {error}")
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
+        arguments.database = arguments.database or str(Path("" if arguments.write else folder, "books.sqlite"))
+        try:
+            run(arguments)
+        except RCRError as error:
+            sys.exit(f"text_to_sql: {error}")
 
 
 def run(arguments: argparse.Namespace) -> None:

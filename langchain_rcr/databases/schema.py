@@ -78,9 +78,16 @@ def sampled(execute: Callable[[str], Any], table: str, samples: int) -> str:
     for values in zip(*rows, strict=True):
         plain = [str(value) if isinstance(value, date | time) else value for value in values]
         known = dict.fromkeys(value for value in plain if isinstance(value, int | float | str | Decimal))
-        texts = [str(value) if isinstance(value, Decimal) else repr(value) for value in known]
+        texts = [_literal(value) for value in known]
         columns.append(", ".join([text for text in texts if len(text) <= _LONGEST][:samples]))
     return f"\n-- values: {' | '.join(columns)}" if any(columns) else ""
+
+
+def _literal(value: float | str | Decimal) -> str:
+    """A value as a query writes it; control characters are escaped, to keep it on its line."""
+    if isinstance(value, str) and value.isprintable():
+        return "'" + value.replace("'", "''") + "'"
+    return str(value) if isinstance(value, Decimal) else repr(value)
 
 
 def quoted(name: str) -> str:

@@ -319,12 +319,12 @@ def test_values_are_shown_where_they_are_short(tmp_path: Path) -> None:
     path = tmp_path / "x.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute('CREATE TABLE "a ""b" (n, t, long, none)')
-        rows = [(1, "it's", "x" * 99, None), (1.5, "it's", "y" * 99, None), (2, "no", b"blob", None)]
+        rows = [(1, "it's", "x" * 99, None), (1.5, "it's", "y" * 99, None), (2, "a\\b\nc", b"blob", None)]
         database.executemany('INSERT INTO "a ""b" VALUES (?, ?, ?, ?)', rows)
         database.execute("CREATE TABLE empty (x)")
         database.commit()
     lines = schema_text(path, samples=2).splitlines()
-    assert lines[1] == """-- values: 1, 1.5 | "it's", 'no' |  | """
+    assert lines[1] == r"-- values: 1, 1.5 | 'it''s', 'a\\b\nc' |  | "
     assert lines[2:] == ["CREATE TABLE empty (x);"]
 
 
@@ -374,6 +374,7 @@ def test_the_example_says_in_a_line_that_a_key_is_missing(
     with pytest.raises(SystemExit, match="no API key: set OPENAI_API_KEY, or give --base-url"):
         example["main"]()
     assert capsys.readouterr().out == ""
+    assert not [*tmp_path.iterdir()]
     given = argparse.Namespace(llm="m", base_url="http://127.0.0.1:9/v1")
     assert example["asked"](given).model_name == "m"
 
