@@ -262,8 +262,11 @@ class _Process:
         at = 0
         while at < count:
             left = max(0.0, deadline - time.monotonic())
-            if sys.platform != "win32" and not select.select([output], [], [], left)[0]:
-                raise TimeoutError
+            if sys.platform != "win32":  # which can't wait for pipes
+                waiting = select.poll()  # unlike `select.select`, also for files numbered 1024 and above
+                waiting.register(output, select.POLLIN)
+                if not waiting.poll(1000 * left):
+                    raise TimeoutError
             read = output.readinto(found[at:])
             if not read:
                 raise EOFError

@@ -396,6 +396,24 @@ def test_queries_from_many_threads_get_their_own_rows(database):
         assert list(threads.map(run, [f"SELECT {n}" for n in range(200)])) == [[(n,)] for n in range(200)]
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs limits on open files")
+def test_a_server_with_more_than_a_thousand_open_files_can_ask(database):
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("too few files may be open")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    opened = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with Database(database) as run:
+            assert run("SELECT count(*) FROM city") == [(3,)]
+    finally:
+        for each in opened:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("several", [False, True])
 def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
