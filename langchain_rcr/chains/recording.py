@@ -42,7 +42,7 @@ class OutcomeRecorder(BaseCallbackHandler):
             raise InputError('a recorder needs a retriever of ours with a log: log=OutcomeLog("outcomes.jsonl")')
         self._retriever, self._outcome = retriever, outcome
         self._root: dict[UUID, UUID] = {}
-        """Ongoing run → its outermost run."""
+        """Run → its outermost run, while that is ongoing."""
         self._asked: dict[UUID, str] = {}
         self._picked: dict[UUID, dict[str, Sequence[Document]]] = {}
         """Outermost run → its questions and picks."""
@@ -57,7 +57,7 @@ class OutcomeRecorder(BaseCallbackHandler):
 
     def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
         """A run has its output."""
-        if self._root.pop(run_id, None) != run_id:
+        if self._root.get(run_id) != run_id:
             return
         outcome = None
         try:
@@ -65,15 +65,13 @@ class OutcomeRecorder(BaseCallbackHandler):
                 outcome = checked_outcome(self._outcome(outputs))
         finally:  # Record the picks even so: their outcome can come later, by the run.
             self._write(run_id, outcome)
-            self._forget(run_id)
 
     def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
         """A run has failed, or part of an agent's run waits for a human."""
-        self._asked.pop(run_id, None)
-        root = self._root.pop(run_id, run_id)
+        root = self._root.get(run_id)
         if root == run_id:
             self._forget(run_id)
-        elif type(error).__name__ == "GraphInterrupt":  # LangGraph's, which is no dependency
+        elif root is not None and type(error).__name__ == "GraphInterrupt":  # LangGraph's, which is no dependency
             self._waiting.add(root)
 
     def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
@@ -92,7 +90,7 @@ class OutcomeRecorder(BaseCallbackHandler):
         """A question has its picks."""
         if run_id not in self._asked:  # another retriever's
             return
-        root, question = self._root.pop(run_id), self._asked.pop(run_id)
+        root, question = self._root[run_id], self._asked.pop(run_id)
         self._picked.setdefault(root, {})[question] = documents
         if root == run_id:  # a retriever without a chain
             self._write(root, None)
@@ -100,17 +98,21 @@ class OutcomeRecorder(BaseCallbackHandler):
     on_tool_end = on_chain_end  # type: ignore[assignment]  # passed by position
     on_tool_error = on_retriever_error = on_chain_error
 
-    def _forget(self, root: UUID) -> None:
-        """Forget an outermost run, with the retriever's runs within it, whose cancellation LangChain doesn't report."""
-        self._picked.pop(root, None)
+    def _write(self, root: UUID, outcome: float | None) -> None:
+        for question, documents in self._forget(root).items():
+            self._retriever.record(question, documents, outcome, run=str(root))
+
+    def _forget(self, root: UUID) -> dict[str, Sequence[Document]]:
+        """Forget an outermost run and all within it: LangChain doesn't say that a retriever's is cancelled.
+
+        Returns:
+            Its questions and picks.
+        """
         self._waiting.discard(root)
         for run in [run for run, outermost in [*self._root.items()] if outermost == root]:
-            self._root.pop(run, None)
+            del self._root[run]
             self._asked.pop(run, None)
-
-    def _write(self, root: UUID, outcome: float | None) -> None:
-        for question, documents in self._picked.pop(root, {}).items():
-            self._retriever.record(question, documents, outcome, run=str(root))
+        return self._picked.pop(root, {})
 
 
 def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:
