@@ -35,6 +35,8 @@ _OWN_FAULT = (
 """Prefixes of errors that are the database's fault, not the program's."""
 _SERVERS_FAULT = ("55P03", "58030", "XX001", "XX002")
 """PostgreSQL's errors of that kind: a table is locked, the disk fails, data or an index are damaged."""
+_ENDED_BY_OTHERS = ("57P01", "57P02", "40001")
+"""Those of a query ended by an administrator, by a crash of another one, and on a replica by what the server writes."""
 _REST_S = 0.1
 """Seconds without a query after which a connection is closed if others are writing."""
 _UTF_8 = ("utf-8", "surrogatepass")
@@ -214,11 +216,15 @@ class PostgreSQL:
         with closing(self._connected()) as connection:
             say({"started": connection.info.backend_pid})
             deadline = time.monotonic() + self._timeout
-            # A pooler on the way may lose the server's own limit.
+            # The server's own limit is for each statement: planning and each FETCH.
             cancel = threading.Timer(1.1 * self._timeout, connection.cancel)
             cancel.daemon = True
             cancel.start()
             try:
+                # Not as options of the connection, which a pooler on the way may refuse or lose. Half the limit is for
+                # waiting until others have written, as in SQLite.
+                most, wait = max(1, round(1000 * self._timeout)), max(1, round(500 * self._timeout))
+                connection.execute(f"SET LOCAL statement_timeout = {most}; SET LOCAL lock_timeout = {wait}")
                 # The server only accepts a single query for a cursor, and sends only some rows at a time.
                 with connection.cursor(name="rcr") as cursor:
                     # On a line of its own, so that no message quotes DECLARE … CURSOR.
@@ -236,24 +242,19 @@ class PostgreSQL:
                 cancel.cancel()
 
     def _connected(self) -> Any:
-        # Half the limit is for waiting until others have written, as in SQLite.
-        most, wait = max(1, round(1000 * self._timeout)), max(1, round(500 * self._timeout))
-        limits = f"-c statement_timeout={most} -c lock_timeout={wait}"
-        # Of repeated options, the last counts.
-        options = f"{self._given.get('options') or ''} {limits}".strip()
         try:
-            connection = self._psycopg.connect(self._url, options=options, connect_timeout=10)
+            connection = self._psycopg.connect(self._url, connect_timeout=10)
         except self._psycopg.Error as error:
             message = str(error)
             for secret in filter(None, (self._given.get("password"), self._given.get("sslpassword"))):
                 message = message.replace(str(secret), "***")
             raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
-        connection.read_only = True  # a pooler on the way may lose the option
+        connection.read_only = True
         return connection
 
     def _diagnosed(self, error: Any, program: str, connection: Any) -> Exception:
         """What to raise for an error of the driver, depending on whose fault it is."""
-        if error.sqlstate in ("57P01", "57P02"):  # ended by an administrator, or because another one crashed
+        if error.sqlstate in _ENDED_BY_OTHERS:
             return AgainError(RefusedError(str(error)))
         message = re.sub(r"(?m)^LINE (\d+)", lambda line: f"LINE {int(line[1]) - 1}", str(error))
         if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():

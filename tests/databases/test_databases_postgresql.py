@@ -299,23 +299,37 @@ class TestPostgreSQL:
         import psycopg
 
         connect = psycopg.connect
-        monkeypatch.setattr(psycopg, "connect", lambda url, options, **more: connect(url, **more))
+
+        def without_limits(url, **more):
+            connection = connect(url, **more)
+            connection.execute = lambda statement: None
+            return connection
+
+        monkeypatch.setattr(psycopg, "connect", without_limits)
         monkeypatch.setattr(query_worker, "say", lambda message: None)
         begin = time.monotonic()
         with pytest.raises(query_worker.RefusedError, match=r"longer than 0\.3 s"):
             list(query_worker.PostgreSQL(postgres_url, 0.3)("SELECT pg_sleep(5)"))
         assert time.monotonic() - begin < 3
 
-    def test_a_transaction_is_read_only_where_a_pooler_drops_the_options(self, run, postgres_url, monkeypatch):
+    def test_limits_hold_where_a_pooler_takes_no_options(self, run, postgres_url, monkeypatch):
+        """PgBouncer refuses them, unless told to ignore them."""
         import psycopg
 
         connect = psycopg.connect
-        monkeypatch.setattr(psycopg, "connect", lambda url, options, **more: connect(url, **more))
+
+        def through_a_pooler(url, **more):
+            assert "options" not in more
+            return connect(url, **more)
+
+        monkeypatch.setattr(psycopg, "connect", through_a_pooler)
         monkeypatch.setattr(query_worker, "say", lambda message: None)
         with pytest.raises(query_worker.RefusedError, match="in a read-only transaction"):
             list(query_worker.PostgreSQL(postgres_url, 5.0)("SELECT lo_create(0)"))
         with pytest.raises(query_worker.RefusedError, match="must be set before any query"):
             list(query_worker.PostgreSQL(postgres_url, 5.0)("SELECT set_config('transaction_read_only', 'off', false)"))
+        limits = "SELECT current_setting('statement_timeout'), current_setting('lock_timeout')"
+        assert list(query_worker.PostgreSQL(postgres_url, 5.0)(limits)) == [[("5s", "2500ms")]]
 
     def test_a_lock_of_the_server_is_no_fault_of_the_program(self, run, postgres_url):
         import psycopg
@@ -335,6 +349,20 @@ class TestPostgreSQL:
             found = thread.submit(database, "SELECT pg_sleep(1), 7")
             end_the_query(postgres_url)
             assert found.result() == [("", 7)]
+
+    def test_a_query_that_a_replica_cancels_is_run_again(self, run, postgres_url, monkeypatch):
+        import psycopg
+
+        with psycopg.connect(postgres_url, autocommit=True) as connection:
+            body = "BEGIN RAISE 'canceling statement due to conflict with recovery' USING ERRCODE = '40001'; END"
+            connection.execute(f"CREATE FUNCTION conflict() RETURNS int LANGUAGE plpgsql AS $${body}$$")
+        with pytest.raises(ProgramError, match="conflict with recovery"):
+            run("SELECT conflict()")
+        started = []
+        monkeypatch.setattr(query_worker, "say", started.append)
+        with pytest.raises(query_worker.RefusedError, match="conflict with recovery"):
+            query_worker.again(lambda: list(query_worker.PostgreSQL(postgres_url, 5.0)("SELECT conflict()")))
+        assert len(started) == 2
 
     @pytest.mark.slow
     def test_a_server_that_is_lost_is_no_fault_of_the_program(self, run, postgres_url, tmp_path_factory):
