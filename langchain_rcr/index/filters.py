@@ -9,6 +9,8 @@ from functools import cached_property
 from types import NoneType
 from typing import Any, Literal, TypeAlias, get_args
 
+import numpy as np
+
 from langchain_rcr.errors import InputError
 
 Operator = Literal["eq", "ne", "lt", "lte", "gt", "gte", "in", "nin", "contains", "exists"]
@@ -189,6 +191,7 @@ def _condition(key: str, op: object, operand: Any) -> Filter:
 
 def scalar(key: str, value: Any) -> Any:
     """A value that a field can be compared with, as its plain base type if it is of a subclass such as an enum."""
+    value = value.item() if isinstance(value, np.generic) else value
     kinds: tuple[Any, ...] = (str, int, float)
     for kind in kinds:
         if isinstance(value, kind) and not isinstance(value, bool):
@@ -213,8 +216,8 @@ def shown(value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    if isinstance(value, bool):
+    if isinstance(value, bool | np.bool_):
         return "bool"
-    if isinstance(value, int | float):
+    if isinstance(value, int | float | np.integer | np.floating):
         return "number"
     return "string" if isinstance(value, str) else type(value).__name__

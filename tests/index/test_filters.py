@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 
 from langchain_rcr.errors import InputError
@@ -104,6 +105,18 @@ def test_one_of_many_values_is_looked_up(field):
         looked_up, compared = parse_filter({"k": {f"${op}": values}}), Compare("k", op, tuple(values))
         assert (looked_up, repr(looked_up)) == (compared, repr(compared))
         assert matches(looked_up, {"k": field}) is matches(compared, {"k": field})
+
+
+@pytest.mark.parametrize("field", [np.int64(2005), np.int8(5), np.float32(0.5), np.bool_(True), np.str_("geo")])
+def test_numbers_of_numpy_are_numbers(field):
+    """As in a row of a data frame; an example with one passed no filter on it."""
+    plain = field.item()
+    for value in (plain, field):
+        for spec in ({"k": value}, {"k": {"$in": ["x", value]}}, {"k": {"$nin": [None]}}):
+            assert matches(parse_filter(spec), {"k": field})
+        assert matches(parse_filter({"k": {"$gte": value}}), {"k": field}) is not isinstance(plain, bool)
+        assert type(parse_filter({"k": value}).value) is type(plain)
+    assert not matches(parse_filter({"k": "2005"}), {"k": field})
 
 
 def test_many_values_and_many_rows_take_no_quadratic_time(monkeypatch):
