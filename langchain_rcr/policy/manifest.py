@@ -8,6 +8,8 @@ imported, fetched or opened outside its folder (SECURITY.md).
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from hashlib import file_digest
 from pathlib import Path
@@ -65,6 +67,26 @@ def verify(folder: Path, *, pool: bool = False) -> None:
         if found != about:
             what = f"{found['size']:,} bytes, not {about['size']:,}" if len(found) == 1 else "its SHA-256 differs"
             raise CheckpointError(f"{file} is not the file that was saved ({what}): damaged, or of another checkpoint?")
+
+
+@contextmanager
+def rereading(folder: Path) -> Iterator[None]:
+    """In a loop, read a checkpoint again if it can't be used because another process replaced it meanwhile."""
+    before = _written(folder)
+    try:
+        yield
+    except CheckpointError:
+        if _written(folder) == before:
+            raise
+
+
+def _written(folder: Path) -> tuple[int, int] | None:
+    """Tells whether this is still the same folder: its inode, which may be used again, and when that changed."""
+    try:
+        about = folder.stat()
+    except OSError:
+        return None
+    return about.st_ino, about.st_ctime_ns
 
 
 def inside(folder: Path, name: str) -> Path:

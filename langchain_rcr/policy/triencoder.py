@@ -27,6 +27,7 @@ from langchain_rcr.families.state import State, make_state
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.checkpoint import Runtime, load, save
 from langchain_rcr.policy.hub import fetched
+from langchain_rcr.policy.manifest import rereading
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import TOKENS, ProgramSpec
 
@@ -388,4 +389,7 @@ class TriEncoder(Module):
             CheckpointError: it is not a checkpoint, is damaged or incomplete, has another format or a family that is
                 not installed, or needs `trust`.
         """
-        return load(cls, fetched(folder), embeddings, trust, runtime)
+        path = fetched(folder)
+        while True:
+            with rereading(path):
+                return load(cls, path, embeddings, trust, runtime)

@@ -11,6 +11,7 @@ from toys import lexical, reseal
 
 from langchain_rcr import CheckpointError, InputError, PoolError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.pool.examples import pool_of
+from langchain_rcr.pool.saved import load_vectors
 
 EXAMPLES = [
     {"source": f"how many {word} are there", "target": f"count({word})", "n": n}
@@ -54,6 +55,24 @@ def test_what_was_added_and_deleted_is_there_after_saving_and_nothing_is_encoded
     assert again.store.index.known("abcdef") == set("acdef")
     again.add_example({"source": "x", "target": "y"})
     assert encoded == [1]
+
+
+def test_a_folder_that_another_process_saves_meanwhile_is_read_again(
+    retriever: SequentialCompositionalRetriever, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was called damaged: a server that reloads its pool met that now and then."""
+    retriever.save(tmp_path / "saved")
+    fuller = copy.deepcopy(retriever)
+    fuller.add_example({"source": "a flock of geese", "target": "count(geese)"}, id="f")
+
+    def meanwhile(*arguments: Any, **options: Any) -> Any:
+        monkeypatch.undo()
+        fuller.save(tmp_path / "saved")
+        return load_vectors(*arguments, **options)
+
+    monkeypatch.setattr("langchain_rcr.pool.store.load_vectors", meanwhile)
+    again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
+    assert again.store.index.known("abcdef") == set("abcdef")
 
 
 @pytest.mark.parametrize("place", ["", ".", "folder"])
