@@ -92,11 +92,10 @@ def load(
         kinds = family.kinds(numpy=runtime != "torch")
     except (RCRError, TypeError) as error:
         raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
+    there, torch = (path / "backbone.json").is_file(), None if runtime is None else runtime == "torch"
+    backbone = backbones.load_backbone(path, embeddings, trust, torch=torch) if there else None
     with refusing(f"{path} is damaged", CheckpointError):
         config = family.settings(**meta["settings"], **{name: meta[name] for name in _TOP_LEVEL})
-        there = (path / "backbone.json").is_file()
-        torch = None if runtime is None else runtime == "torch"
-        backbone = backbones.load_backbone(path, embeddings, trust, torch=torch) if there else None
         parts = zip(PARTS, kinds, strict=True)
         query, context, candidate = (each.load(path / f"{part}_encoder", backbone) for part, each in parts)
         model = kind(query, context, candidate, config, spec)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -301,6 +302,16 @@ def test_a_checkpoint_over_langchain_embeddings_wants_them_again(tmp_path):
     for other in (DeterministicFakeEmbedding(size=9), Counting(8)):
         with pytest.raises(CheckpointError, match="another embedding model"):
             TriEncoder.from_pretrained(tmp_path / "c", embeddings=other)
+
+
+def test_embeddings_that_fail_are_no_damaged_checkpoint(tmp_path):
+    TriEncoder.build("embeddings", ITEMS, backbone=LangChainBackbone(Counting())).save_pretrained(tmp_path)
+    down = Counting()
+    down.embed_query = Mock(side_effect=ConnectionError("the service is down"))
+    with pytest.raises(ConnectionError, match=r"^the service is down"):
+        TriEncoder.from_pretrained(tmp_path, embeddings=down)
+    with pytest.raises(InputError, match=r"^embeddings must be LangChain Embeddings, not str"):
+        TriEncoder.from_pretrained(tmp_path, embeddings="text-embedding-3-small")
 
 
 def test_an_embeddings_object_may_stand_in_for_the_model_it_wraps(tmp_path, bert):
