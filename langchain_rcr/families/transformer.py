@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, ClassVar
 
+from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.base import Encoders, Family, ModelSettings
@@ -30,6 +31,12 @@ class TransformerFamily(Family):
         "sft": {"epochs": 120, "lr": 1e-5, "temperature": 5.0},
         "grpo": {"lr": 1e-6, "train_candidates": True, "chunk": 32},
     }
+
+    def kinds(self, *, numpy: bool) -> Any:
+        """See `Family.kinds`."""
+        found = super().kinds(numpy=numpy)
+        require("transformers", "train")
+        return found
 
     def build(self, items: Sequence[Item], settings: TransformerSettings, **_: Any) -> Encoders:
         """See `Family.build`."""

@@ -11,6 +11,7 @@ from fake_backbone import FakeBackbone
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from places import ROOT
 
+from langchain_rcr.basics import extras
 from langchain_rcr.basics.items import Item
 from langchain_rcr.errors import CheckpointError, MissingExtraError
 from langchain_rcr.families import backbone as backbones
@@ -104,6 +105,17 @@ def test_without_torch_a_family_that_needs_it_says_so(monkeypatch, tmp_path, ber
     monkeypatch.setattr(base, "require", mock.Mock(side_effect=MissingExtraError("torch", "train")))
     with pytest.raises(CheckpointError, match=r"torch is not installed: pip install 'langchain-rcr\[train\]'"):
         TriEncoder.from_pretrained(tmp_path)
+
+
+def test_without_transformers_too(monkeypatch, tmp_path, bert):
+    model = TriEncoder.build("transformer", ITEMS, base=bert)
+    model.save_pretrained(tmp_path)
+    monkeypatch.setattr(extras, "installed", lambda package: package != "transformers")
+    missing = r"transformers is not installed: pip install 'langchain-rcr\[train\]'"
+    with pytest.raises(CheckpointError, match=rf"{tmp_path}: {missing}"):
+        TriEncoder.from_pretrained(tmp_path)
+    with pytest.raises(MissingExtraError, match=missing):
+        TriEncoder.build("transformer", ITEMS, base=bert)
 
 
 WITHOUT = """
