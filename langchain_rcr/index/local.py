@@ -9,6 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
+from hashlib import sha256
 from itertools import compress
 from typing import Any, Self, TypeVar
 
@@ -23,8 +24,9 @@ from langchain_rcr.index.ranking import Ranked
 
 T = TypeVar("T")
 
-_KEPT_BYTES = 1 << 26
-"""Memory in which an index remembers what passes recent filters, a bit a row: 5,000 tenants of 100,000 examples."""
+_KEPT_BYTES, _ENTRY = 1 << 26, 512
+"""Memory in which an index remembers what passes recent filters: a bit a row and what an entry takes beside them. That
+is enough for 5,000 tenants of 100,000 examples."""
 
 
 @cache
@@ -41,22 +43,23 @@ class _Rows(list[Row]):
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
-        self._lock, self._passing = threading.Lock(), dict[str, tuple[NDArray[np.uint8], int]]()
+        self.lock, self._passing = threading.Lock(), dict[bytes, tuple[NDArray[np.uint8], int]]()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Rows, ([*self],)
 
     def passing(self, where: Filter, count: int) -> BoolArray:
         """Which of the first `count` rows pass, (count,); each row is examined once."""
-        with self._lock:
-            # Keyed by its text, since 1 and True are the same key.
-            packed, seen = self._passing.pop(repr(where), (np.empty(0, dtype=np.uint8), 0))
+        # By its text, since 1 and True are the same key; the text itself may be long.
+        key = sha256(repr(where).encode()).digest()
+        with self.lock:
+            packed, seen = self._passing.pop(key, (np.empty(0, dtype=np.uint8), 0))
             passing = np.unpackbits(packed, count=seen).view(bool)
             if new := [matches(where, row.example) for row in self[seen:count]]:
                 passing = np.append(passing, new)
                 packed, seen = np.packbits(passing), len(passing)
-            self._passing[repr(where)] = packed, seen
-            while len(self._passing) * len(self) > 8 * _KEPT_BYTES:
+            self._passing[key] = packed, seen
+            while len(self._passing) * (len(self) // 8 + _ENTRY) > _KEPT_BYTES:
                 del self._passing[next(iter(self._passing))]
             return passing[:count]
 
@@ -152,6 +155,11 @@ class LocalIndex(InThisThread, ABC):
         table = copy.copy(self._now)
         table.rows = _Rows(table.rows)  # a shallow copy's own, as both go on adding
         self._fill(table)
+
+    def forked(self) -> None:
+        """In a forked process: free what threads held that it doesn't have, to change the pool or look at its rows."""
+        if self._lock.locked() or self._now.rows.lock.locked():
+            self.__setstate__(self.__getstate__())
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.count()} examples)"

@@ -365,9 +365,11 @@ def _stop() -> None:
 
 
 def _forked() -> None:
-    """A forked process has none of the threads that may hold the stores' locks, or refit them."""
+    """A forked process has none of the threads that may hold the locks of stores and engines, or refit."""
     for store in tuple(_stores):
         store._begin(store.now)
+        if isinstance(store.index, LocalIndex):
+            store.index.forked()
 
 
 if hasattr(os, "register_at_fork"):

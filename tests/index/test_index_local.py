@@ -3,6 +3,7 @@
 import copy
 import math
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -361,7 +362,7 @@ def everything_of(index):
 
 def test_many_filters_while_the_pool_grows(index, monkeypatch):
     """More than are remembered; what is remembered of each is brought up to date, and readers keep their moment."""
-    monkeypatch.setattr("langchain_rcr.index.local._KEPT_BYTES", 3)
+    monkeypatch.setattr("langchain_rcr.index.local._KEPT_BYTES", 2000)
     index.add([Row(str(n), {"n": n}, n) for n in range(6)], vectors(np.random.default_rng(0), 6))
     with reading(index, parse_filter({"n": {"$gte": 4}})) as before:
         for n in range(6, 12):
@@ -380,6 +381,25 @@ def test_filters_of_hundreds_of_tenants_are_remembered(monkeypatch):
     for _ in range(2):
         assert [everything(index, parse_filter({"tenant": n})) for n in range(300)] == [[str(n)] for n in range(300)]
     assert len(looked_at) == 300 * 300
+
+
+def test_filters_of_a_small_pool_are_forgotten_too(monkeypatch):
+    """Each new value, such as a time, is another filter: a server that ran for days kept a gigabyte of them."""
+    monkeypatch.setattr("langchain_rcr.index.local._KEPT_BYTES", 50_000)
+    index = MemoryIndex()
+    index.bind("encoder", 4)
+    index.add([Row("a", {"at": "x"}, 0)], vectors(np.random.default_rng(0), 1))
+
+    def ask(numbers):
+        for n in numbers:
+            everything(index, parse_filter({"at": {"$in": [f"{n}{'x' * 1000}"]}}))
+
+    ask(range(200))
+    tracemalloc.start()
+    ask(range(200, 800))
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert kept < 200_000
 
 
 @pytest.mark.parametrize("kind", [np.asarray, sparse])

@@ -286,10 +286,16 @@ from test_plugin_refit import NEW, ROWS, WordCounts, make
 from langchain_rcr.families.structure.needs import _GROWING
 
 retriever = make.from_examples(ROWS, WordCounts(), language="functional", k=2)
-held, done = threading.Barrier(3), threading.Event()
+index = retriever.store.index
+held, done = threading.Barrier(4), threading.Event()
 
 def refitting():
     with retriever.store._refitting, retriever.store._changing:
+        held.wait()
+        done.wait()
+
+def changing():
+    with index._lock, index._now.rows.lock:  # as a change to the pool and the first look at a filter do
         held.wait()
         done.wait()
 
@@ -298,13 +304,14 @@ def growing():
         held.wait()
         time.sleep(0.2)
 
-for work in (refitting, growing):
+for work in (refitting, changing, growing):
     threading.Thread(target=work).start()
 held.wait()
 child = os.fork()
 if not child:
     signal.alarm(60)
     retriever.add_examples(NEW)
+    assert retriever.invoke(NEW[0]["source"], filter={{"source": NEW[0]["source"]}})
     retriever.refit()
     os._exit(0)
 done.set()
