@@ -82,7 +82,7 @@ class VectorStoreIndex(InThisThread):
         **options: Any,
     ) -> None:
         for name, value in (("longest", longest), ("scan_limit", scan_limit), ("partition", partition)):
-            if value is not None and not value > 0:
+            if value is not None and not (isinstance(value, int | float) and value > 0):
                 raise InputError(f"{name} must be a positive number, not {value!r}")
         self._longest, self._translate = longest, filter_translator
         self._scan_limit, self._partition = scan_limit, partition

@@ -229,8 +229,9 @@ def test_what_makes_a_store_takes_the_embeddings_of_pools():
         VectorStoreIndex(InMemoryVectorStore(DeterministicFakeEmbedding(size=3)))
     with pytest.raises(RuntimeError, match="bind"):
         VectorStoreIndex(InMemoryVectorStore).count()
-    with pytest.raises(InputError, match="scan_limit must be a positive number"):
-        VectorStoreIndex(InMemoryVectorStore, scan_limit=0)
+    for limit in (0, "10"):
+        with pytest.raises(InputError, match="scan_limit must be a positive number"):
+            VectorStoreIndex(InMemoryVectorStore, scan_limit=limit)
 
 
 def test_a_store_with_other_embeddings_is_refused_and_left_as_it_was():

@@ -110,6 +110,7 @@ def test_what_postgresql_can_not_keep_is_named(two, example, message):
         ({"ef_search": 1001}, "ef_search must be"),
         ({"max_connections": 0}, "max_connections must be a whole number from 1 to 10000"),
         ({"read_timeout_s": 0}, "read_timeout_s must be a positive number of seconds"),
+        ({"wait_timeout_s": "30"}, "wait_timeout_s must be a positive number of seconds, not '30'"),
         ({"url": "postgresql//user:secret@host"}, "url is not an address"),
         ({"url": None}, "url is not an address"),
     ],

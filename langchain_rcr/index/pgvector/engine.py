@@ -155,7 +155,7 @@ class PgVectorIndex:
             if not isinstance(value, int) or not low <= value <= high:
                 raise InputError(f"{name} must be a whole number from {low} to {high}, not {value!r}")
         for name, seconds in {"wait": wait_timeout_s, "read": read_timeout_s, "write": write_timeout_s}.items():
-            if not 0 < seconds <= 1_000_000:
+            if not isinstance(seconds, int | float) or not 0 < seconds <= 1_000_000:
                 raise InputError(f"{name}_timeout_s must be a positive number of seconds, not {seconds!r}")
         try:
             self._address = conninfo_to_dict(url.replace("postgresql+psycopg://", "postgresql://", 1))
