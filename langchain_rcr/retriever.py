@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack
 
-import numpy as np
 from langchain_core.callbacks import (
     AsyncCallbackManager,
     AsyncCallbackManagerForRetrieverRun,
@@ -20,15 +19,12 @@ from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import get_config_list, run_in_executor
 from pydantic import ConfigDict
 
-from langchain_rcr.basics.section import stated, unknown
+from langchain_rcr.basics.section import stated
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import InThisThread, resolved
-from langchain_rcr.index.filters import Filter, joined
-from langchain_rcr.policy.constraints import token_budget
 from langchain_rcr.policy.explanation import Explanation, Structures
-from langchain_rcr.policy.prompt import APPENDIX_D, arranged
-from langchain_rcr.policy.selection import Options
-from langchain_rcr.pool.arguments import OPEN, Fields, Order, check_fields, narrowed, query_of, within_of
+from langchain_rcr.policy.prompt import arranged
+from langchain_rcr.pool.arguments import OPEN, Fields, Order, check_fields, options_of, query_of, within_of
 from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.served import Pick, error_of
@@ -316,7 +312,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
         drafted = [drafts.get(query) if drafts and draft is None else draft for query in valid]
         now, order = self.store.now, self.order or self.store.encoder.config.order
-        found = now.select(valid, *self._options(seen, **overrides), drafted, is_async=is_async) if valid else ()
+        found = now.select(valid, *options_of(self, seen, **overrides), drafted, is_async=is_async) if valid else ()
         each = iter(await resolved(found))
         results = [error or next(each) for error in errors]
         return [one if isinstance(one, InputError) else arranged(one, order) for one in results]
@@ -377,7 +373,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number, 0 or more.
         """
         check_fields(runner_ups=runner_ups)
-        options, where = self._options(True, k, beam_width, filter, within)
+        options, where = options_of(self, True, k, beam_width, filter, within)
         return self.store.now.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
 
     def record(
@@ -421,51 +417,6 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family.name}"
         params["ls_embedding_model"] = self.store.fingerprint  # how `OutcomeRecorder` recognises its own runs
         return params
-
-    # ------------------------------------------------------------------ helpers
-
-    def _options(
-        self,
-        seen: bool,
-        /,
-        k: int | None = None,
-        beam_width: int | None = None,
-        filter: Mapping[str, Any] | None = None,
-        within: Any = OPEN,
-        of_variables: Mapping[str, Any] | None = None,
-        **strange: Any,
-    ) -> tuple[Options, Filter | None]:
-        for name in strange:
-            drafts = "drafts" if name == "draft" else "draft"  # a batch takes drafts, a single question takes draft
-            raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
-        k = next(each for each in (k, self.k, self.store.encoder.config.k) if each is not None)
-        beam_width = self.beam_width if beam_width is None else beam_width
-        check_fields(k=k, beam_width=beam_width, explore=self.explore)
-        if k < self.k_min:
-            raise InputError(f"k_min = {self.k_min} is more than k = {k}, the number of picks")
-        group, prefer = self.picks_within, self.store.encoder.prefer
-        # Looked up by name: a configured group may differ from that of the retriever that the chain knows.
-        values = within, (of_variables or {}).get(group or prefer or "", OPEN)
-        where, home = narrowed(joined(self.filter, filter), values, group, prefer)
-        fits = None
-        if self.max_tokens is not None:
-            shown, item = (self.store.encoder.prompt or APPENDIX_D).shown, self.store.schema.item
-            fits = token_budget(self.max_tokens, self.tokenizer, lambda example: shown(item(example)))
-        options = Options(
-            k=k,
-            beam_width=beam_width,
-            tau=self.store.encoder.config.tau,
-            probabilities=self.probabilities and seen,
-            stop_early=self.stop_early,
-            different_programs=self.mask_same_program,
-            fits=fits,
-            k_min=self.k_min,
-            explore=self.explore,
-            random=np.random.default_rng() if self.explore else None,
-            min_relevance=self.min_relevance,
-            home=home,
-        )
-        return options, where
 
     def _documents(self, picks: Sequence[Pick]) -> list[Document]:
         documents = []

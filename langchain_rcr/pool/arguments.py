@@ -1,4 +1,4 @@
-"""What a retriever is given: its fields, a prompt's variables, a call's filter, and the keys of examples."""
+"""What a retriever is given: its fields, a prompt's variables, a call's options, and the keys of examples."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
+import numpy as np
 from pydantic import Field, GetPydanticSchema, InstanceOf, ValidationError, create_model
 
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
-from langchain_rcr.policy.constraints import TOKENIZERS, token_counter
+from langchain_rcr.policy.constraints import TOKENIZERS, token_budget, token_counter
+from langchain_rcr.policy.prompt import APPENDIX_D
+from langchain_rcr.policy.selection import Options
 from langchain_rcr.pool.examples import Example
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.programs import ProgramSpec
@@ -144,6 +147,55 @@ def _parsing(examples: Sequence[Example], field: str, spec: ProgramSpec) -> int:
     return sum(isinstance(text, str) and spec.tree(text) is not None for text in texts)
 
 
+def options_of(
+    retriever: Any,
+    seen: bool,
+    /,
+    k: int | None = None,
+    beam_width: int | None = None,
+    filter: Mapping[str, Any] | None = None,
+    within: Any = OPEN,
+    of_variables: Mapping[str, Any] | None = None,
+    **strange: Any,
+) -> tuple[Options, Filter | None]:
+    """How a call's selection goes, by the retriever's fields and the call's own options, and what it may pick from.
+
+    `seen`: whether anybody sees the probabilities. An `InputError` if an option is unknown or out of range.
+    """
+    for name in strange:
+        drafts = "drafts" if name == "draft" else "draft"  # a batch takes drafts, a single question takes draft
+        raise InputError(f"option of the call: {unknown(name, ('k', 'beam_width', 'filter', 'within', drafts))}")
+    encoder = retriever.store.encoder
+    k = next(each for each in (k, retriever.k, encoder.config.k) if each is not None)
+    beam_width = retriever.beam_width if beam_width is None else beam_width
+    check_fields(k=k, beam_width=beam_width, explore=retriever.explore)
+    if k < retriever.k_min:
+        raise InputError(f"k_min = {retriever.k_min} is more than k = {k}, the number of picks")
+    group, prefer = retriever.picks_within, encoder.prefer
+    # Looked up by name: a configured group may differ from that of the retriever that the chain knows.
+    values = within, (of_variables or {}).get(group or prefer or "", OPEN)
+    where, home = narrowed(joined(retriever.filter, filter), values, group, prefer)
+    fits = None
+    if retriever.max_tokens is not None:
+        shown, item = (encoder.prompt or APPENDIX_D).shown, retriever.store.schema.item
+        fits = token_budget(retriever.max_tokens, retriever.tokenizer, lambda example: shown(item(example)))
+    options = Options(
+        k=k,
+        beam_width=beam_width,
+        tau=encoder.config.tau,
+        probabilities=retriever.probabilities and seen,
+        stop_early=retriever.stop_early,
+        different_programs=retriever.mask_same_program,
+        fits=fits,
+        k_min=retriever.k_min,
+        explore=retriever.explore,
+        random=np.random.default_rng() if retriever.explore else None,
+        min_relevance=retriever.min_relevance,
+        home=home,
+    )
+    return options, where
+
+
 def within_of(variables: Mapping[str, Any], group: str, prefer: str | None) -> dict[str, Any]:
     """The value of `group`, or of the preferred field, among a prompt's variables, by its name; empty if there is none.
 
@@ -182,7 +234,7 @@ def narrowed(where: Filter | None, values: Iterable[Any], group: str, prefer: st
 
 def _value_of(group: str, value: Any) -> Any:
     """The value of a group. Refuses conditions, and null, which examples without the field would match."""
-    if not isinstance(value, str | int | float):
+    if not isinstance(value, str | int | float | np.generic):
         raise InputError(f"examples are picked within one {group!r}: text, number or bool, not {type(value).__name__}")
     return scalar(group, value)
 
