@@ -45,6 +45,7 @@ K, LAM, FADE, FEW, THREADS = 4, -0.3, 4, 8, 32
 SIZES, DEPTHS = (440, 3_000, 100_000), (1, 16, 64)
 _ASKED = "0"
 _ENOUGH, _LEAST, _MOST = 1.0, 7, 200  # CPU seconds per side, and turns
+_PROCESSES = 3  # that each load a pool
 
 
 def examples(size: int) -> list[dict[str, str]]:
@@ -53,7 +54,7 @@ def examples(size: int) -> list[dict[str, str]]:
 
 
 def timed(
-    sides: Mapping[str, Callable[[], Any]], most: int = _MOST, seconds: float = _ENOUGH
+    sides: Mapping[str, Callable[[], Any]], most: int | None = None, seconds: float = _ENOUGH
 ) -> dict[str, dict[str, float]]:
     """Milliseconds of CPU time for each side: median and quartiles over turns in which each runs once."""
     spent: dict[str, list[float]] = {name: [] for name in sides}
@@ -61,7 +62,7 @@ def timed(
     for call in sides.values():
         call()
     slowest = time.process_time() - start
-    turns = int(min(most, max(_LEAST, seconds * len(sides) / max(slowest, 1e-6))))
+    turns = int(min(most or _MOST, max(_LEAST, seconds * len(sides) / max(slowest, 1e-6))))
     order, random = [*sides.items()], Random(0)
     for _ in range(turns):
         random.shuffle(order)  # in a fixed order, a side would always find what the same other one left in the caches
@@ -332,7 +333,7 @@ def loading(size: int) -> dict[str, dict[str, float]]:
         save(size, Path(folder))
         for side in ("nothing", "ours", "FAISS.load_local"):
             command = [sys.executable, __file__, "--load", folder, "--side", side, "--out", "-"]
-            runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(3)]
+            runs = [subprocess.run(command, capture_output=True, text=True, check=False) for _ in range(_PROCESSES)]
             figures = [run.stdout.split() for run in runs if not run.returncode]
             if figures:
                 ms, mb = (median(float(figure[at]) for figure in figures) for at in (0, 1))

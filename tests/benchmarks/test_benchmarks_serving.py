@@ -44,7 +44,8 @@ def test_drawn_pools_look_as_real_ones(script):
 
 
 @pytest.mark.slow
-def test_loading_reads_a_real_checkpoint(script):
+def test_loading_reads_a_real_checkpoint(script, monkeypatch):
+    monkeypatch.setattr(script, "_PROCESSES", 1)
     figures = script.loading(40)
     assert figures["loading: ours"]["ms"] > 0
     assert figures["loading: ours"]["mb"] > 10

@@ -62,6 +62,7 @@ SHORT = {
     "RCR_GRPO__QUERIES": "10",
     "RCR_GRPO__GROUP_SIZE": "2",
     "RCR_GRPO__MAX_STEPS": "1",
+    "RCR_GRPO__RACE": "16",
     "RCR_THREADS": "1",
 }
 WITHOUT_PRETRAINED_MODEL = {"RCR_MODEL__FAMILY": "lexical", "RCR_MODEL__BASE": "null", "RCR_MODEL__DIM": "32"}
