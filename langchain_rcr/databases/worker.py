@@ -243,7 +243,8 @@ class PostgreSQL:
 
     def _connected(self) -> Any:
         try:
-            connection = self._psycopg.connect(self._url, connect_timeout=10)
+            patience = self._given.get("connect_timeout", 10)
+            connection = self._psycopg.connect(self._url, connect_timeout=patience)
         except self._psycopg.Error as error:
             message = str(error)
             for secret in filter(None, (self._given.get("password"), self._given.get("sslpassword"))):

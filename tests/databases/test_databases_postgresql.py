@@ -312,6 +312,17 @@ class TestPostgreSQL:
             list(query_worker.PostgreSQL(postgres_url, 0.3)("SELECT pg_sleep(5)"))
         assert time.monotonic() - begin < 3
 
+    @pytest.mark.parametrize(("given", "used"), [({}, 10), ({"connect_timeout": 50}, "50")])
+    def test_the_address_says_how_long_a_connection_may_take(self, run, postgres_url, monkeypatch, given, used):
+        """A server that was asleep takes its time."""
+        import psycopg
+        from psycopg.conninfo import make_conninfo
+
+        connect, waited = psycopg.connect, []
+        monkeypatch.setattr(psycopg, "connect", lambda url, **more: waited.append(more) or connect(url, **more))
+        query_worker.PostgreSQL(make_conninfo(postgres_url, **given), 5.0)
+        assert waited == [{"connect_timeout": used}]
+
     def test_limits_hold_where_a_pooler_takes_no_options(self, run, postgres_url, monkeypatch):
         """PgBouncer refuses them, unless told to ignore them."""
         import psycopg
