@@ -44,9 +44,20 @@ class _Rows(list[Row]):
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         super().__init__(rows)
         self.lock, self._passing = threading.Lock(), dict[bytes, tuple[NDArray[np.uint8], int]]()
+        self._having = dict[str, int]()  # field → a row that has it
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Rows, ([*self],)
+
+    def have(self, field: str, allowed: BoolArray) -> bool:
+        """Whether one of the rows in `allowed` (N,) has a field; looks where it found the field last."""
+        at = self._having.get(field, 0)
+        if not (at < len(allowed) and allowed[at] and field in self[at].example):
+            at = next((key for key in compress(range(len(allowed)), allowed) if field in self[key].example), -1)
+            if at < 0:
+                return False
+            self._having[field] = at
+        return True
 
     def passing(self, where: Filter, count: int) -> BoolArray:
         """Which of the first `count` rows pass, (count,); each row is examined once."""
@@ -194,7 +205,7 @@ class LocalIndex(InThisThread, ABC):
         table = self._now
         if where is not None:
             for field in fields_of(where) if table.size else ():
-                if not any(field in row.example for row in compress(table.rows, table.allowed)):
+                if not table.rows.have(field, table.allowed):
                     there = {field for row in compress(table.rows, table.allowed) for field in row.example}
                     raise unknown_field(where, [*there])
             table = table.allowing(table.rows.passing(where, len(table)) & table.allowed)

@@ -383,6 +383,25 @@ def test_filters_of_hundreds_of_tenants_are_remembered(monkeypatch):
     assert len(looked_at) == 300 * 300
 
 
+def test_a_field_that_few_examples_have_is_not_looked_for_again():
+    class Looked(dict):
+        def __contains__(self, key):
+            looked_at.append(key)
+            return super().__contains__(key)
+
+    index, looked_at, where = MemoryIndex(), [], parse_filter({"rare": {"$ne": 2}})
+    index.bind("encoder", 4)
+    rows = [Row(str(n), Looked({"rare": 1} if n == 98 else {}), n) for n in range(100)]
+    index.add(rows, vectors(np.random.default_rng(0), 100))
+    found = everything(index, where)
+    looked_at.clear()
+    assert everything(index, where) == found == [str(n) for n in range(100)]
+    assert len(looked_at) == 1
+    index.delete(["98"])
+    with pytest.raises(InputError, match="no example has a field 'rare'"):
+        everything(index, where)
+
+
 def test_filters_of_a_small_pool_are_forgotten_too(monkeypatch):
     """Each new value, such as a time, is another filter: a server that ran for days kept a gigabyte of them."""
     monkeypatch.setattr("langchain_rcr.index.local._KEPT_BYTES", 50_000)
