@@ -137,6 +137,15 @@ def test_a_limit_holds_for_all_calls(header: str) -> None:
         assert all(request.time >= begin + 0.69 for request in server.requests[4:])
 
 
+@pytest.mark.parametrize("header", ["0", "date:-60"])
+def test_a_limit_that_ended_already_by_this_clock_is_waited_for_longer_each_time(header: str) -> None:
+    with OpenAIServer(program) as server:
+        server.fail(*[f"429:{header}"] * 3)
+        with model(server, "completion", attempts=4, backoff=0.2) as llm:
+            assert texts(llm.generate(prompts_of(1))) == expected(1)
+        assert server.requests[-1].time - server.requests[0].time > 0.7
+
+
 def test_a_rate_limit_stops_no_run_while_others_are_answered() -> None:
     passed: dict[int, int] = {}
 

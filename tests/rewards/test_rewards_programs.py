@@ -175,7 +175,7 @@ def constant(value):
 def test_a_reward_that_is_never_the_maximum():
     with pytest.raises(ConfigError, match=r"gives 0.5 to its gold program on example 1 \('biggest state\?'\)") as error:
         check_reward(constant(0.5), GOLD)
-    assert "must give 1 (2 of 2 examples)" in str(error.value)
+    assert "must give 1 (2 of 2 examples); a reward on another scale has the attributes maximum" in str(error.value)
 
 
 def test_a_reward_that_nothing_earns():
@@ -260,10 +260,10 @@ def test_too_few_scores_stop():
 
 def test_numbers_of_all_kinds_and_none():
     def reward(predictions, references, *, queries, contexts):
-        return [True, np.float32(0.5), None]
+        return [True, np.float32(0.5), None, np.True_]
 
-    got = score(make_reward(reward, SPEC), [None] * 3, [GOLD[0]] * 3, [[]] * 3)
-    np.testing.assert_array_equal(got, [1.0, 0.5, math.nan])
+    got = score(make_reward(reward, SPEC), [None] * 4, [GOLD[0]] * 4, [[]] * 4)
+    np.testing.assert_array_equal(got, [1.0, 0.5, math.nan, 1.0])
 
 
 # ---------------------------------------------------------------- a reward of one's own
@@ -278,7 +278,10 @@ def test_by_module_and_name(tmp_path, monkeypatch):
         "def plain(predictions, references, *, queries, contexts):\n"
         "    return [float(len(c)) for c in contexts]\n"
         "plain.needs_llm = False\n"
-        "number = 3\n",
+        "number = 3\n"
+        "class Broken:\n"
+        "    def __init__(self):\n"
+        "        raise OSError('no such\\nfile')\n",
         encoding="utf-8",
     )
     monkeypatch.chdir(tmp_path)
@@ -289,6 +292,8 @@ def test_by_module_and_name(tmp_path, monkeypatch):
         make_reward("rewards_of_mine:number", SPEC)
     with pytest.raises(ConfigError, match=r"reward 'rewards_of_mine:nothing' can't be loaded: AttributeError"):
         make_reward("rewards_of_mine:nothing", SPEC)
+    with pytest.raises(ConfigError, match=r"reward 'rewards_of_mine:Broken' can't be loaded: OSError: no such file"):
+        make_reward("rewards_of_mine:Broken", SPEC)
     with pytest.raises(ConfigError, match=r"can't be loaded: ModuleNotFoundError: No module named 'not_there'"):
         make_reward("not_there:reward", SPEC)
 

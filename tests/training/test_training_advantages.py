@@ -2,7 +2,9 @@
 
 import numpy as np
 import pytest
+from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.advantages import estimate, grpo, nb, remax, rloo
+from rcr_trainer.training.registry import ADVANTAGES, Advantage
 
 NAN = float("nan")
 
@@ -74,3 +76,20 @@ def test_remax_without_a_baseline_learns_nothing():
     assert scored.tolist() == [[True, False], [False, False]]
     with pytest.raises(ValueError, match="greedy"):
         estimate("remax", np.zeros((1, 2)))
+
+
+def unguarded(rewards):
+    return rewards / rewards.std(axis=1, keepdims=True)
+
+
+def of_one_group(rewards):
+    return rewards.T
+
+
+@pytest.mark.filterwarnings("ignore:invalid value:RuntimeWarning")
+@pytest.mark.parametrize("function", [unguarded, of_one_group])
+def test_an_advantage_of_ones_own_that_is_wrong_is_named(function, monkeypatch):
+    """Else training would seem to diverge, or learn from other sequences' rewards."""
+    monkeypatch.setitem(ADVANTAGES, "own", Advantage(f"{__name__}:{function.__name__}", "of one's own"))
+    with pytest.raises(ConfigError, match=r"advantage 'own' gave .* must give finite numbers of shape \(2, 3\)"):
+        estimate("own", np.array([[0.0, 0.0, 0.0], [0.0, 1.0, 0.5]]))

@@ -237,7 +237,7 @@ class Calls:
     async def _back_off(self, fault: Fault, attempt: int) -> None:
         doubled = self._settings.backoff * 2.0 ** min(attempt - 1, 99)
         wait = min(_LONGEST_BACKOFF_S, doubled) * self._jitter.uniform(0.5, 1)
-        if fault.wait is not None:
+        if fault.wait:  # 0, or a time that has passed by this clock, says nothing
             if fault.wait > _LONGEST_WAIT_S:
                 raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")
             # The limit is the account's, so it holds for all calls.

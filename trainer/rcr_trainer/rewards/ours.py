@@ -182,18 +182,23 @@ def make_reward(
 
     def make(part: str | Callable[..., Any]) -> Reward:
         if not isinstance(part, str):
-            return Reward.of(part() if isinstance(part, type) else part)
+            return Reward.of(_instance(part))
         if part in _BY_SPEC:
             return _BY_SPEC[part](spec)
         if part == "execution":
             return execution(_executor(database, execute, timeout_s, max_rows), spec)
         if ":" in part:
-            return make(load(part, "reward"))
+            return Reward.of(load(part, "reward", _instance))
         raise ConfigError(f"reward: {unknown(part, NAMES)}, or give your own as module:callable")
 
     if isinstance(reward, Mapping):
         return mixture({make(part): weight for part, weight in reward.items()})
     return make(reward)
+
+
+def _instance(given: Callable[..., Any]) -> Callable[..., Any]:
+    made: Callable[..., Any] = given() if isinstance(given, type) else given
+    return made
 
 
 def _executor(
@@ -205,7 +210,8 @@ def _executor(
         return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
     if execute is None or database is not None:
         raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
-    return load(execute, "executor") if isinstance(execute, str) else execute
+    made: Execute = load(execute, "executor") if isinstance(execute, str) else execute
+    return made
 
 
 def mixture(parts: Mapping[Reward, float]) -> Reward:
@@ -234,19 +240,21 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
     )
 
 
-def load(path: str, what: str) -> Callable[..., Any]:
-    """The callable at `module:name`, also from the working directory; a `ConfigError` refers to it as `what`."""
+def load(path: str, what: str, make: Callable[[Any], Any] = lambda found: found) -> Any:
+    """What `make` makes of the callable at `module:name`, also from the working directory.
+
+    A `ConfigError` refers to it as `what`.
+    """
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
-        found: Any = pkgutil.resolve_name(path)
+        found = pkgutil.resolve_name(path)
+        if callable(found):
+            return make(found)
     except Exception as error:  # a user's module may raise anything
         reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
         raise ConfigError(f"{what} '{path}' can't be loaded: {reason}") from error
     finally:
         with suppress(ValueError):
             sys.path.remove(here)
-    if not callable(found):
-        raise ConfigError(f"{what} '{path}' can't be called")
-    called: Callable[..., Any] = found
-    return called
+    raise ConfigError(f"{what} '{path}' can't be called")

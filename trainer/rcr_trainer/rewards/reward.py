@@ -124,7 +124,7 @@ def score(
     if len(values) != len(examples):
         raise RewardError(f"reward '{reward.name}' gave {len(values)} scores for {len(examples)} answers")
     for value, example in zip(values, examples, strict=True):
-        if value is not None and not (isinstance(value, Real) and math.isfinite(value)):
+        if value is not None and not (isinstance(value, Real | np.bool_) and math.isfinite(value)):
             given = f"reward '{reward.name}' gave {value!r:.80} on {_named(example)}"
             raise RewardError(f"{given}: neither a finite number nor None")
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
@@ -161,7 +161,8 @@ def _demand(reward: Reward, scores: NDArray[np.float64], wanted: float, examples
         first = wrong[0]
         raise ConfigError(
             f"reward '{reward.name}' gives {scores[first]:g} to {what} on {_named(examples[first])}, where it must "
-            f"give {wanted:g} ({len(wrong)} of {len(examples)} examples)"
+            f"give {wanted:g} ({len(wrong)} of {len(examples)} examples); a reward on another scale has the attributes "
+            "maximum, for gold programs, and minimum, for none"
         )
 
 

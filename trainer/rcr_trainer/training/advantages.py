@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from rcr_trainer.errors import ConfigError
 from rcr_trainer.training.registry import ADVANTAGES
 
 FloatArray = NDArray[np.float64]
@@ -21,14 +22,20 @@ as the likelihood of a program of a hundred tokens is far below this."""
 def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -> tuple[FloatArray, NDArray[np.bool_]]:
     """The advantages (B, G) of this name in `registry.ADVANTAGES`, and whether each sequence has one, (B, G) bool.
 
-    From rewards (B, G) and, for those that read it, the greedy sequence's reward (B,).
+    From rewards (B, G) and, for those that read it, the greedy sequence's reward (B,). A `ConfigError` if the function
+    gives anything but finite numbers of that shape.
     """
     entry, scored = ADVANTAGES[name], ~np.isnan(rewards)
     if not entry.reads_greedy:
-        return entry.function(rewards), scored
-    if greedy is None:
+        advantages = np.asarray(entry.function(rewards))
+    elif greedy is None:
         raise ValueError(f"{name} compares with the greedy sequence's reward")
-    return entry.function(rewards, greedy), scored & ~np.isnan(greedy)[:, None]
+    else:
+        advantages, scored = np.asarray(entry.function(rewards, greedy)), scored & ~np.isnan(greedy)[:, None]
+    if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
+        wanted = f"finite numbers of shape {rewards.shape}, 0 where a reward is NaN"
+        raise ConfigError(f"advantage '{name}' gave {advantages.tolist()!r:.80}: it must give {wanted}")
+    return advantages, scored
 
 
 def grpo(rewards: FloatArray) -> FloatArray:
