@@ -59,6 +59,8 @@ def test_a_full_disk(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
         (here / "demo.yaml").write_text("data: {train_size: 60, test_size: 8}")
         line = said(capsys, "run", "demo.yaml", "--model.family=lexical")
         assert "can't be written: File too large" in line
+    with files_of_at_most(0):
+        assert "can't be written: File too large" in said(capsys, "run", "demo.yaml", "--model.family=lexical")
     assert not list(here.glob("*model*"))
     assert not (here / "new.yaml").exists()
 

@@ -17,7 +17,7 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, combinations
+from itertools import combinations
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -148,7 +148,7 @@ class Guard:
         queries = [environment.queries[row] for row in self._rows]
         barred = environment.held_out.without_combination(queries)
         self._barred = dict(zip(self._rows.tolist(), barred, strict=True))
-        self.room = len(job.pool) - max(map(len, chain(environment.barred, barred)), default=0)
+        self.room = min(environment.room, len(job.pool) - max(map(len, barred), default=0))
         """The fewest candidates that the environment or the guard leaves to any question."""
         programs = ([each.target for each in examples] for examples in (queries, job.pool))
         self._needed, self._labels = structure_matrices(replace(job.spec, max_size=1), *programs)

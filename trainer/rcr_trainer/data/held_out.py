@@ -68,11 +68,11 @@ class Barred(Sequence[IntArray]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[row] for row in range(len(self))[at]]
-        same = self._pool == self._queries[at][:, None]
-        barred: BoolArray = ~same[3] | same[:3].any(axis=0)
+        by_id, by_text, by_program, in_group = (row == own for row, own in zip(self._pool, self._queries[at], strict=True))
+        barred: BoolArray = by_id | by_text | by_program | ~in_group
         if self._folds is not None:
-            mates = self._folds[at][same[3, self._folds[at]]]
-            if len(mates) <= _MOST * np.count_nonzero(same[3]):
+            mates = self._folds[at][in_group[self._folds[at]]]
+            if len(mates) <= _MOST * np.count_nonzero(in_group):
                 barred[mates] = True
         return np.flatnonzero(barred)
 

@@ -260,8 +260,8 @@ def hold(folder: Path) -> Iterator[None]:
     with file:
         _take(file, folder)
         file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()} (since {_now()})")
-        file.flush()
+        with suppress(OSError):  # a full disk is told by the next file, with its name
+            os.write(file.fileno(), f"process {os.getpid()} on {platform.node()} (since {_now()})".encode())
         yield
 
 

@@ -83,6 +83,7 @@ class Environment:
     Attributes:
         queries: the Q training queries whose gold program the reward can score.
         barred: for each query, the pool positions that it may not get.
+        room: the fewest candidates that these leave to a query.
         features: of the queries, as if E_x hadn't been fitted to their programs.
 
     Raises:
@@ -110,7 +111,8 @@ class Environment:
         )
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
         self.barred = self.held_out.barred(self.queries)
-        check_pool_size("grpo", self.barred, len(job.pool), config.picks(job.model.config), own_program=new > 0)
+        k = config.picks(job.model.config)
+        self.room = check_pool_size("grpo", self.barred, len(job.pool), k, own_program=new > 0)
         self.features = self.held_out.features(job.model, self.queries)
         self._unscored = 0
 

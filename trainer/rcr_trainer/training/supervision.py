@@ -77,8 +77,8 @@ class Supervision:
         return float(100 * recall(self.needs[rows], self.pool, positions[rows]).mean())
 
 
-def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int, *, own_program: bool) -> None:
-    """Refuse a pool that leaves some training query fewer than k candidates.
+def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int, *, own_program: bool) -> int:
+    """The fewest candidates that the pool leaves a training query; refuses fewer than k.
 
     `own_program`: whether candidates with a query's own program may be forbidden, too.
     """
@@ -89,6 +89,7 @@ def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int
             f"the pool of {size} examples leaves a training query only {left} to pick from, fewer than "
             f"k = {k}: give more examples, or lower {stage}.k{allowing}"
         )
+    return left
 
 
 Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
