@@ -233,3 +233,15 @@ def test_oracle_follows_the_gold_program():
     assert selector.pick(["q"], 5, references=["x"]).tolist() == [[0, 1, 2, 3, 4]]
     with pytest.raises(InputError, match="gold programs"):
         selector.pick(["q"], 1)
+
+
+@pytest.mark.parametrize("given", [np.arange(4), np.tile(np.arange(4) + 0.5, (2, 1)), np.arange(8)])
+def test_picks_of_a_selector_of_ones_own_that_are_no_positions_are_named(given):
+    """NumPy would repeat one query's row for all, and round scores down to positions."""
+
+    class Own(BM25Selector):
+        def _pick(self, queries, k, excluded):
+            return given
+
+    with pytest.raises(InputError, match=r"the Own selector picked .* of shape .*, not positions \(2, 4\)"):
+        Own(EXAMPLES).pick(QUERIES[:2], 4)

@@ -162,7 +162,11 @@ class Baseline(BaseExampleSelector, ABC):
                 self._fitted = True
             picked = np.empty((len(queries), k), dtype=np.int64)
             for block in row_blocks(len(queries), len(self.examples)):
-                picked[block] = self._pick(asked[block], k, excluded[block])
+                found = np.asarray(self._pick(asked[block], k, excluded[block]))
+                if found.shape != picked[block].shape or found.dtype.kind != "i":  # NumPy would repeat a row, or round
+                    what = f"picked {found.dtype} of shape {found.shape}, not positions {picked[block].shape}"
+                    raise InputError(f"the {self.name} selector {what}")
+                picked[block] = found
             return picked
 
     def _fit(self) -> None:
