@@ -164,8 +164,8 @@ class Baseline(BaseExampleSelector, ABC):
             for block in row_blocks(len(queries), len(self.examples)):
                 found = np.asarray(self._pick(asked[block], k, excluded[block]))
                 if found.shape != picked[block].shape or found.dtype.kind != "i":  # NumPy would repeat a row, or round
-                    what = f"picked {found.dtype} of shape {found.shape}, not positions {picked[block].shape}"
-                    raise InputError(f"the {self.name} selector {what}")
+                    wanted = f"positions {picked[block].shape}"
+                    raise InputError(f"the {self.name} selector picked {found.dtype} {found.shape}, not {wanted}")
                 picked[block] = found
             return picked
 

@@ -68,11 +68,11 @@ class Barred(Sequence[IntArray]):
     def __getitem__(self, at: Any) -> Any:
         if isinstance(at, slice):
             return [self[row] for row in range(len(self))[at]]
-        by_id, by_text, by_program, in_group = (row == own for row, own in zip(self._pool, self._queries[at], strict=True))
-        barred: BoolArray = by_id | by_text | by_program | ~in_group
+        same = self._pool == self._queries[at][:, None]
+        barred: BoolArray = same[0] | same[1] | same[2] | ~same[3]
         if self._folds is not None:
-            mates = self._folds[at][in_group[self._folds[at]]]
-            if len(mates) <= _MOST * np.count_nonzero(in_group):
+            mates = self._folds[at][same[3, self._folds[at]]]
+            if len(mates) <= _MOST * np.count_nonzero(same[3]):
                 barred[mates] = True
         return np.flatnonzero(barred)
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_rcr.basics.items import normal
 from langchain_rcr.basics.section import unknown
@@ -27,6 +27,8 @@ from rcr_trainer.rewards.reward import Reward
 
 Execute = Callable[[str], Any]
 """Runs a program and returns its result: rows as a list, or any value. Raises ProgramError if it can't be run."""
+
+T = TypeVar("T")
 
 _REMEMBERED = 1 << 16
 _PATIENCE_S = 600.0
@@ -182,23 +184,18 @@ def make_reward(
 
     def make(part: str | Callable[..., Any]) -> Reward:
         if not isinstance(part, str):
-            return Reward.of(_instance(part))
+            return Reward.of(part)
         if part in _BY_SPEC:
             return _BY_SPEC[part](spec)
         if part == "execution":
             return execution(_executor(database, execute, timeout_s, max_rows), spec)
         if ":" in part:
-            return Reward.of(load(part, "reward", _instance))
+            return load(part, "reward", Reward.of)
         raise ConfigError(f"reward: {unknown(part, NAMES)}, or give your own as module:callable")
 
     if isinstance(reward, Mapping):
         return mixture({make(part): weight for part, weight in reward.items()})
     return make(reward)
-
-
-def _instance(given: Callable[..., Any]) -> Callable[..., Any]:
-    made: Callable[..., Any] = given() if isinstance(given, type) else given
-    return made
 
 
 def _executor(
@@ -210,8 +207,7 @@ def _executor(
         return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
     if execute is None or database is not None:
         raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
-    made: Execute = load(execute, "executor") if isinstance(execute, str) else execute
-    return made
+    return load(execute, "executor", lambda found: found) if isinstance(execute, str) else execute
 
 
 def mixture(parts: Mapping[Reward, float]) -> Reward:
@@ -240,7 +236,7 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
     )
 
 
-def load(path: str, what: str, make: Callable[[Any], Any] = lambda found: found) -> Any:
+def load(path: str, what: str, make: Callable[[Any], T]) -> T:
     """What `make` makes of the callable at `module:name`, also from the working directory.
 
     A `ConfigError` refers to it as `what`.

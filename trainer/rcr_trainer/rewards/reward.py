@@ -77,7 +77,8 @@ class Reward:
 
     @classmethod
     def of(cls, given: Callable[..., Any]) -> Reward:
-        """Wrap a user's callable, whose attributes may set the other fields."""
+        """Wrap a user's callable, or an instance of a class of these; its attributes may set the other fields."""
+        given = given() if isinstance(given, type) else given
         name = getattr(given, "name", getattr(given, "__name__", type(given).__name__))
         said = {each: getattr(given, each) for each in _SAID if hasattr(given, each)}
         return cls(str(name), given, **said)

@@ -65,7 +65,7 @@ def embeddings_of(config: Settings) -> Any:
     base = config.model.pretrained or ""
     if not get_family(config.model.family).frozen or not base.startswith("langchain:"):
         return None
-    made = load(base.removeprefix("langchain:"), "model.base", lambda found: found())
+    made: Any = load(base.removeprefix("langchain:"), "model.base", lambda found: found())
     if not (hasattr(made, "embed_query") and hasattr(made, "embed_documents")):
         raise ConfigError(f"model.base = '{base}' returned {type(made).__name__}, which is no LangChain embeddings")
     return made

@@ -25,16 +25,15 @@ def estimate(name: str, rewards: FloatArray, greedy: FloatArray | None = None) -
     From rewards (B, G) and, for those that read it, the greedy sequence's reward (B,). A `ConfigError` if the function
     gives anything but finite numbers of that shape.
     """
-    entry, scored = ADVANTAGES[name], ~np.isnan(rewards)
-    if not entry.reads_greedy:
-        advantages = np.asarray(entry.function(rewards))
-    elif greedy is None:
-        raise ValueError(f"{name} compares with the greedy sequence's reward")
-    else:
-        advantages, scored = np.asarray(entry.function(rewards, greedy)), scored & ~np.isnan(greedy)[:, None]
+    entry, given, scored = ADVANTAGES[name], [rewards], ~np.isnan(rewards)
+    if entry.reads_greedy:
+        if greedy is None:
+            raise ValueError(f"{name} compares with the greedy sequence's reward")
+        given, scored = [rewards, greedy], scored & ~np.isnan(greedy)[:, None]
+    advantages = np.asarray(entry.function(*given))
     if advantages.shape != rewards.shape or not np.isfinite(advantages).all():
-        wanted = f"finite numbers of shape {rewards.shape}, 0 where a reward is NaN"
-        raise ConfigError(f"advantage '{name}' gave {advantages.tolist()!r:.80}: it must give {wanted}")
+        wanted = f"finite numbers of shape {rewards.shape}"
+        raise ConfigError(f"advantage '{name}' must give {wanted}, not {advantages.tolist()!r:.80}")
     return advantages, scored
 
 
