@@ -178,6 +178,15 @@ def test_a_reward_that_is_never_the_maximum():
     assert "must give 1 (2 of 2 examples); a reward on another scale has the attributes maximum" in str(error.value)
 
 
+def test_a_reward_in_float32_is_off_by_rounding():
+    """Such as a cosine; "gives 1 to its gold program, where it must give 1" helps nobody."""
+
+    def reward(predictions, references, *, queries, contexts):
+        return np.equal(predictions, references) * np.float32(0.9999998) + np.float32(1e-7)
+
+    assert check_reward(make_reward(reward, SPEC), GOLD).all()
+
+
 def test_a_reward_that_nothing_earns():
     with pytest.raises(ConfigError, match=r"gives 1 to no program on example 1 .* must give 0"):
         check_reward(constant(1.0), GOLD)

@@ -18,7 +18,7 @@ from rcr_trainer.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-_CLOSE = 1e-9
+_CLOSE = 1e-6  # also of rewards in float32
 _SAID = ("needs_llm", "maximum", "minimum", "reads_fields")
 """The attributes that a user's callable may set."""
 
