@@ -336,8 +336,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             run = None
             if callbacks.handlers:
                 name = one.get("run_name") or self.get_name()
-                about_run = {"name": name, "run_id": one.get("run_id")}
-                run = await _settled(callbacks.on_retriever_start, None, query, **about_run)
+                run = await _settled(callbacks.on_retriever_start, None, query, name=name, run_id=one.get("run_id"))
             runs.append(run)
         return runs
 

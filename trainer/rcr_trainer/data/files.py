@@ -242,23 +242,19 @@ def _rows(path: Path, report: ReadReport) -> Iterator[_Row]:
 
 def _read_jsonl(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
     for line, data in enumerate(file, start=1):
-        hint = ""
         try:
             if (text := _decoded(data, path, line)).strip():
                 hint = _CR if "\r" in text.rstrip("\r\n") else _LIST if text.lstrip().startswith("[") else ""
-                yield line, _parsed(text, path, line)
+                yield line, _parsed(text, path, line, hint)
         except DataError as error:
-            yield line, DataError(f"{error}{hint}")
+            yield line, error
 
 
 def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
     report.unit = "entry"
     text = "".join(_texts(file, path))
     hint = "; a file with one object a line is named .jsonl" if text.lstrip().startswith("{") else ""
-    try:
-        rows = _parsed(text, path, 1)
-    except DataError as error:
-        raise DataError(f"{error}{hint}") from None
+    rows = _parsed(text, path, 1, hint)
     if not isinstance(rows, list):
         raise DataError(f"{path}: must hold one JSON list of objects{hint}")
     yield from enumerate(rows, start=1)
@@ -358,12 +354,12 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
         raise DataError(f"{path}, line {line}: {reason}") from None
 
 
-def _parsed(text: str, path: Path, line: int) -> Any:
-    """The JSON value of a text that begins on a line of the file."""
+def _parsed(text: str, path: Path, line: int, hint: str) -> Any:
+    """The JSON value of a text that begins on a line of the file; an error ends with the hint."""
     try:
         return json.loads(text.rstrip("\r\n"))  # an error at the end belongs to the last line, not the next
     except json.JSONDecodeError as error:
         where = f"{path}, line {line + error.lineno - 1}"
-        raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno})") from error
+        raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}){hint}") from error
     except (ValueError, RecursionError) as error:
-        raise DataError(f"{path}, line {line}: invalid JSON (too deep, or a number too long)") from error
+        raise DataError(f"{path}, line {line}: invalid JSON (too deep, or a number too long){hint}") from error
