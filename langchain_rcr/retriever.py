@@ -391,7 +391,10 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         """
         if self.log is None:
             raise InputError('record writes to the retriever\'s log, and it has none: log=OutcomeLog("outcomes.jsonl")')
-        drawn = [(each.id, each.metadata.get("step"), each.metadata.get("probability")) for each in picks]
+        if strange := [each for each in picks if not isinstance(each, Document)]:
+            raise InputError(f"record takes the documents of invoke or batch, not {type(strange[0]).__name__}")
+        chance = "probability" if self.probabilities or self.explore else None  # else that is a field of the example
+        drawn = [(each.id, each.metadata.get("step"), each.metadata.get(chance)) for each in picks]
         self.log.record(question, drawn, outcome, run=run, policy=self.store.fingerprint, explore=self.explore)
 
     def relevance(self, query: str) -> float:

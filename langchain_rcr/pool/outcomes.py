@@ -18,6 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import ConfigDict, Field, FiniteFloat, TypeAdapter
 from pydantic_core import from_json
 
@@ -163,7 +164,7 @@ def checked_outcome(outcome: float | None) -> float | None:
     """The outcome as a float; an `InputError` if it is not a finite number."""
     if outcome is None:
         return None
-    if not isinstance(outcome, Real) or not math.isfinite(outcome):
+    if not isinstance(outcome, Real | np.bool_) or not math.isfinite(outcome):
         raise InputError(f"an outcome must be a finite number, not {outcome!r:.80}")
     return float(outcome)
 

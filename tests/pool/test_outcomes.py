@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from langchain_rcr import InputError, OutcomeLog
@@ -145,6 +146,7 @@ def test_what_cant_be_recorded_is_refused(tmp_path: Path) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
     with pytest.raises(InputError, match="an outcome must be a finite number, not nan"):
         log.record("one", PICKS, float("nan"))
+    assert outcomes.checked_outcome(np.bool_(True)) == 1.0
     with pytest.raises(InputError, match="not a pick of this retriever: id None, step None"):
         log.record("one", [(None, None, None)], 1)
     with pytest.raises(InputError, match="there is no such log"):

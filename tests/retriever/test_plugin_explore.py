@@ -134,12 +134,22 @@ def test_record_writes_the_picks_of_a_question(encoder: TriEncoder, tmp_path: Pa
     retriever.save(tmp_path / "saved")
     again = SequentialCompositionalRetriever.from_pretrained(tmp_path / "saved")
     assert (again.explore, again.log) == (0.5, None)  # a stranger's folder doesn't say where to write
+    with pytest.raises(InputError, match="record takes the documents of invoke or batch, not dict"):
+        retriever.record(QUERY, retriever.select_examples({"source": QUERY}), 1.0)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="not a pick of this retriever"):
         retriever.record(QUERY, [Document("text")], 1)
     with pytest.raises(InputError, match="record writes to the retriever's log, and it has none"):
         make(encoder).record(QUERY, picks, 1)
     with pytest.raises(InputError, match="a recorder needs a retriever of ours with a log"):
         OutcomeRecorder(make(encoder))
+
+
+def test_a_field_called_probability_is_not_logged_as_one(encoder: TriEncoder, tmp_path: Path) -> None:
+    log, rows = OutcomeLog(tmp_path / "log.jsonl"), [{**row, "probability": "high"} for row in EXAMPLES]
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, rows, k=2, probabilities=False, log=log)
+    retriever.record(QUERY, retriever.invoke(QUERY), 1.0)
+    (read,) = log.read()
+    assert read.probabilities == (None, None)
 
 
 @pytest.mark.parametrize("is_async", [False, True])
