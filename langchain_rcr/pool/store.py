@@ -112,6 +112,7 @@ class ExampleStore:
         self.now = now
         self._changing, self._refitting = threading.RLock(), threading.RLock()
         self._stale, self._unfit = False, False  # whether a fit is due, and whether one in the background has failed
+        self._enough = FEWEST  # how many examples make a first fit worth trying
         self._fitting: threading.Thread | None = None
         _stores.add(self)
 
@@ -235,7 +236,7 @@ class ExampleStore:
     def needs_refit(self) -> bool:
         """Whether additions reach a tenth of the fitted examples, or 1,000; without a fit, whether there are enough."""
         if not self._stale:  # once true, it stays true until a refit
-            self._stale = self.encoder.query.stale or (self.encoder.is_fallback and self.index.count() >= FEWEST)
+            self._stale = self.encoder.query.stale or (self.encoder.is_fallback and self.index.count() >= self._enough)
         return self._stale
 
     def refit(self, index: CandidateIndex | None = None, *, seed: int = 0) -> None:
@@ -269,6 +270,7 @@ class ExampleStore:
                 fresh.index.delete([one for one in old if one not in new])
                 fresh._put(self.schema.extended([*late.values()], [*late]), [*late])
                 self.now, self._stale = fresh.now, False
+                self._enough = max(FEWEST, int(1.1 * len(pool)))  # if too few of these parse
             logger.info("fitted anew to %d examples in %.1f s", len(pool), time.monotonic() - began)
 
     # ------------------------------------------------------------------ files

@@ -189,6 +189,23 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stores, "_BURST_S", 0.0)
 
 
+@pytest.mark.usefixtures("soon")
+def test_what_was_too_little_for_a_fit_is_tried_again_only_with_more() -> None:
+    rows = [*ROWS[:8], *({"source": f"where is the {n}th cat", "target": f"no program (( {n}"} for n in range(13))]
+    retriever = make.from_examples(rows[:20], WordCounts(), language="functional", k=2)
+    retriever.add_example(rows[20])
+    wait_until(lambda: retriever.store._fitting is None)
+    assert retriever.store.encoder.is_fallback
+    assert not retriever.needs_refit
+    retriever = retriever.model_copy(update={"auto_refit": False})
+    retriever.add_example(ROWS[8])
+    assert not retriever.needs_refit
+    retriever.add_examples(ROWS[9:])
+    assert retriever.needs_refit
+    retriever.refit()
+    assert not retriever.store.encoder.is_fallback
+
+
 class Gate:
     """Holds up fits until it is opened, and counts them."""
 
