@@ -188,7 +188,7 @@ def _is_named(text: str, value: str) -> bool:
 
     Two letters and more beyond ASCII may be part of a word, as Korean attaches particles and Hebrew prepositions.
     """
-    words = _words(value)
+    words = _words(value.rstrip("lL") if _NUMBER.fullmatch(value) else value)  # Lispress's 1L
     last = words.split()[-1:]
     if not words.isascii() and len(words.strip()) > 1:
         words = words.strip()

@@ -50,6 +50,7 @@ def test_values_that_most_questions_do_not_name_are_implied(value, questions):
         ("1200", ["after noon", "past midday"]),  # two are too few
         ("1200", ["after noon", "past 1200", "1200 ?", "midday"]),  # half of them name it
         ("1200", ["over 1,200", "1,200", "more than 1,200."]),
+        ("15L", ["in 15 minutes", "the 15 people", "15"]),  # as Lispress writes whole numbers
         ("'new york'", ["in New York", "of new-york", "NEW_YORK's"]),
         ("'restaurant'", ["restaurants", "the restaurants of", "a restaurant"]),
         ("'été'", ["en ÉTÉ", "l'été", "d'été"]),
