@@ -107,13 +107,13 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
     languages = [name for name in LANGUAGES if name != TOKENS]
     read = {name: [(text, tree) for text in sample if (tree := parse(text, name)) is not None] for name in languages}
-    counts = {name: len(pairs) for name, pairs in read.items()}
-    best, *others = sorted(languages, key=lambda name: -counts[name])
-    told = "".join(f", {counts[name]} as {name}" for name in others if counts[name])
+    best, *others = sorted(languages, key=lambda name: -len(read[name]))
+    told = "".join(f", {len(read[name])} as {name}" for name in others if read[name])
     words = sum(tree == chain(text.split()) for text, tree in read[best])
     merely = f" ({words} as mere words)" if words else ""
-    said = f"{counts[best]} of {len(sample)} programs parse as {best}{merely}{told}"
-    return best if counts[best] > words and 2 * (counts[best] - words) >= len(sample) - words else TOKENS, said
+    said = f"{len(read[best])} of {len(sample)} programs parse as {best}{merely}{told}"
+    structured = len(read[best]) - words
+    return best if structured and 2 * structured >= len(sample) - words else TOKENS, said
 
 
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec) -> list[FileCheck]:
