@@ -17,6 +17,7 @@ from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic
 from langchain_rcr.databases.database import address_of, check_limits, open_database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.schema import schema_text
+from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import Prompt
 
 _KNOWN_SCHEMAS = 1000
@@ -68,8 +69,9 @@ def text_to_sql_chain(
         schema: what the prompt says about the database; None: a `Prompt`'s own, else `schema_text(database)`. If it is
             longer than the prompt's `schema_budget`, it is reduced to the tables that question and picks mention.
         samples: see `schema_text`.
-        prompt: as in `semantic_parsing_chain`; a `Prompt`'s `{schema}` is filled in. None: the one that the retriever's
-            checkpoint was trained with if it shows a schema, else the one named `sql`, or `sql_chat` for a chat model.
+        prompt: as in `semantic_parsing_chain`; `{schema}` is filled in (of many databases, by a `Prompt` alone). None:
+            the one that the retriever's checkpoint was trained with if it shows a schema, else the one named `sql`, or
+            `sql_chat` for a chat model.
         repairs: how many times at most an error goes back to the model.
         drafts: as in `semantic_parsing_chain`.
         needs_examples: as in `semantic_parsing_chain`.
@@ -97,9 +99,17 @@ def text_to_sql_chain(
         schema_of = None if schema else _Schemas(several, name, samples)
     else:
         execute = open_database(database, max_processes=max_processes, **limits)
-    if isinstance(prompt, Prompt) and schema_of is None and (schema or not prompt.db_schema):
-        text = schema or schema_text(database, samples=samples)
-        prompt = prompt.model_copy(update={"db_schema": f"-- {name}\n{text}"})
+
+    def shown() -> str:
+        return f"-- {name}\n{schema or schema_text(database, samples=samples)}"
+
+    if isinstance(prompt, Prompt):
+        if schema_of is None and (schema or not prompt.db_schema):
+            prompt = prompt.model_copy(update={"db_schema": shown()})
+    elif "schema" in getattr(prompt, "input_variables", ()):
+        prompt = prompt if schema_of else prompt.partial(schema=shown())
+    elif schema:
+        raise InputError("schema is given, but prompt has no {schema}")
     return semantic_parsing_chain(
         llm,
         retriever,

@@ -6,12 +6,13 @@ import re
 import runpy
 import sqlite3
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
 from langchain_core.example_selectors import LengthBasedExampleSelector
 from langchain_core.language_models import FakeListChatModel, FakeListLLM
-from langchain_core.prompts import PromptTemplate
+from langchain_core.prompts import FewShotPromptTemplate, PromptTemplate
 from openai_server import OpenAIServer
 from places import ROOT
 from toys import lexical
@@ -416,6 +417,18 @@ def test_the_example_s_bookshop_on_postgresql(example, postgres_url: str, select
     finally:
         with psycopg.connect(postgres_url, autocommit=True) as connection:
             connection.execute("DROP TABLE orders, customers, books, authors")
+
+
+def test_a_prompt_of_langchain_s_shows_the_schema_too(rivers: str, selector) -> None:
+    llm = Seen(responses=["SELECT 1"], prompts=[])
+    example = PromptTemplate.from_template("{source} {target}")
+    few_shot = partial(FewShotPromptTemplate, example_selector=selector, example_prompt=example)
+    prompt = few_shot(prefix="{schema}", suffix="{source}", input_variables=["schema", "source"])
+    for given in (None, "CREATE TABLE mine (x)"):
+        text_to_sql_chain(llm, selector, rivers, prompt=prompt, schema=given).invoke("how many")
+        assert llm.prompts[-1][0].startswith(f"-- SQLite\n{given or schema_text(rivers)}\n")
+    with pytest.raises(InputError, match=r"schema is given, but prompt has no \{schema\}"):
+        text_to_sql_chain(llm, selector, rivers, prompt=few_shot(suffix="{source}"), schema=TABLE)
 
 
 def test_a_prompt_that_shows_a_schema_nobody_gives_is_an_error(selector) -> None:
