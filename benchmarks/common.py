@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,15 @@ def limit_threads(threads: int) -> None:
     """Limit the threads of linear algebra; call it before numpy is imported."""
     for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
         os.environ.setdefault(variable, str(threads))
+
+
+@contextmanager
+def files_of(parser: argparse.ArgumentParser) -> Iterator[None]:
+    """Exit with one line if a file that the arguments name can't be read."""
+    try:
+        yield
+    except OSError as error:
+        parser.error(f"{error.filename}: {error.strerror}")
 
 
 def sweep(cells: Iterable[tuple[str, Callable[[], Any]]], out: Path | None, **beside: Any) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from common import table
+from common import files_of, table
 
 SECONDS, ROWS, BYTES = 1.0, 10_000, 8 << 20
 """A query's limits."""
@@ -112,6 +112,8 @@ def drawn(spider: Path, databases: Path, count: int, most: int, seed: int) -> li
     for row in json.loads((spider / "train_spider.json").read_text(encoding="utf-8")):
         if (databases / row["db_id"] / f"{row['db_id']}.sqlite").is_file():
             golds.setdefault(row["db_id"], []).append(row["query"])
+    if len(golds) < most:
+        sys.exit(f"sandbox.py: error: {databases} has {len(golds)} of Spider's databases, and --number is {most}")
     names = sorted(draw.sample(sorted(golds), most))
     found = []
     for number in range(count):
@@ -223,7 +225,8 @@ def main() -> int:
     flags.add_argument("--seed", type=int, default=0)
     flags.add_argument("--out", type=Path, help="JSON file to write")
     arguments = flags.parse_args()
-    queries = drawn(arguments.spider, arguments.databases, arguments.queries, arguments.number, arguments.seed)
+    with files_of(flags):
+        queries = drawn(arguments.spider, arguments.databases, arguments.queries, arguments.number, arguments.seed)
     before, here = digests(arguments.databases), set(Path.cwd().iterdir())
     results = measured(arguments.databases, queries)
     if digests(arguments.databases) != before or set(Path.cwd().iterdir()) != here:

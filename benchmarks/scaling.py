@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from common import files_of
+
 Results = Mapping[str, Mapping[str, Mapping[str, float]]]
 """Pool size → side → its figures, as serving.py writes them."""
 
@@ -131,13 +133,12 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="PNG file to write")
     options = parser.parse_args()
     results: dict[str, dict[str, dict[str, float]]] = {}
-    for file in options.serving:
-        for size, of in json.loads(file.read_text())["results"].items():
-            results[size] = results.get(size, {}) | of  # if several files have a side, the last counts
-    if options.fit is None:
-        alone(results).savefig(options.out)
-        return
-    figure(results, [*json.loads(options.fit.read_text())["results"].values()]).savefig(options.out)
+    with files_of(parser):
+        for file in options.serving:
+            for size, of in json.loads(file.read_text())["results"].items():
+                results[size] = results.get(size, {}) | of  # if several files have a side, the last counts
+        fits = None if options.fit is None else [*json.loads(options.fit.read_text())["results"].values()]
+    (alone(results) if fits is None else figure(results, fits)).savefig(options.out)
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from common import limit_threads, sweep, table
+from common import files_of, limit_threads, sweep, table
 
 if TYPE_CHECKING:
     import numpy as np
@@ -210,7 +210,8 @@ def main() -> None:
     from langchain_rcr.families import backbone, get_family
     from langchain_rcr.families.base import DEFAULT_FAMILY
 
-    about, *given = read(arguments.data)
+    with files_of(parser):
+        about, *given = read(arguments.data)
     texts = [*(request for pairs in given for request, _ in pairs), *about.values()]
     texts += [f"{name.replace('_', ' ')}: {text}" for name, text in about.items()]
     model = backbone.open_backbone(get_family(DEFAULT_FAMILY).settings())

@@ -39,3 +39,15 @@ def test_the_table(script):
     assert lines[2] == "| gold | 2 | 1 | 0 | 1 | 1.50 | 1.95 | 1.00 | 1.00 |"
     assert lines[6] == "| recursion | 1 | 0 | 1 | 0 | – | – | – | – |"
     assert lines[-1] == "| all | 3 | 1 | 1 | 1 | 1.50 | 1.95 | 1.00 | 1.00 |"
+
+
+def test_a_missing_folder_is_one_line(script, tmp_path, monkeypatch, capsys):
+    flags = ["--spider=gone", f"--databases={tmp_path}"]
+    monkeypatch.setattr("sys.argv", ["sandbox.py", *flags])
+    with pytest.raises(SystemExit, match="2"):
+        script.main()
+    error = "sandbox.py: error: gone/train_spider.json: No such file or directory"
+    assert capsys.readouterr().err.splitlines()[-1] == error
+    (tmp_path / "train_spider.json").write_text("[]", encoding="utf-8")
+    with pytest.raises(SystemExit, match=f"{tmp_path} has 0 of Spider's databases, and --number is 30"):
+        script.drawn(tmp_path, tmp_path, 60, 30, 0)
