@@ -107,6 +107,8 @@ def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str]
             field, text = "", f"{field} must be given"
         elif item["type"] in ("list_type", "sequence_str") and isinstance(item["input"], str):
             text = f"a list, as in [{show(item['input'])[1:-1]}]"
+        elif item["type"] == "path_type":
+            text = "a path"
         # pydantic adds how it failed ("…, unable to parse string as an integer"), which the value shows better.
         expected = re.sub(r", (unable|got) .*", "", text.removeprefix("Input should be "))
         too_short = re.match(r"(?:List|String) should (have at least \d+ \w+)", text)

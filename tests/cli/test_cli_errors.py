@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import re
 import sqlite3
 import subprocess
@@ -142,7 +143,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["run", "tiny.yaml", "--resum"], "unknown setting 'resum'"),
         (["run", "tiny.yaml", "--resume", "--overwrite"], "--overwrite: not allowed with argument --resume"),
         (["run", "tiny.yaml", "more.yaml"], "unknown argument 'more.yaml'"),
-        (["run", "tiny.yaml", "--data.train=gone.jsonl"], "gone.jsonl"),
+        (["run", "tiny.yaml", "--data.train=gone.jsonl"], "no such file: gone.jsonl (looked for in "),
         (["run", "tiny.yaml", "--data.target_key=sql"], "train.jsonl, line 1: no field 'sql'"),
         (["run", "tiny.yaml", "--program.language=sqll"], "sqll"),
         (["run", "tiny.yaml", "--sft.k=12"], "the pool has 12 examples, too few for sft.k = 12"),
@@ -171,7 +172,8 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["run", "tiny.yaml", "--llm.base_url=http://[foo"], "llm.base_url must be an address such as"),
         (["evaluate", "nowhere"], "nowhere is not a run: no such folder"),
         (["evaluate", "."], "neither a run folder nor its checkpoint"),
-        (["evaluate", ".", "--sft.k", "3"], "unknown setting 'sft.k'"),
+        (["evaluate", ".", "--sft.k", "3"], "rcr-train evaluate can't change 'sft.k'"),
+        (["--sft.k=3", "run", "tiny.yaml"], "'--sft.k' belongs after the command"),
         (["data", "check"], "required: FILE"),
         (["data", "check", "gone.jsonl"], "no such file: gone.jsonl"),
         (["data", "check", "train.jsonl", "--language", "sqll"], "sqll"),
@@ -278,6 +280,29 @@ def test_a_name_that_cannot_be_encoded_is_refused_in_one_line(capsys, monkeypatc
     assert cli.main(["run", "tiny.yaml"]) == 2
     line = r"rcr-train: error: '\u8bad\u7ec3' can't be encoded as ascii: rename what is called so, or set PYTHONUTF8=1"
     assert capsys.readouterr().err.splitlines() == [line]
+
+
+def shown_version(*command: str, **streams: int) -> tuple[int, str]:
+    """The exit code and stderr of --version, with buffered output."""
+    command = (*command, sys.executable, "-m", "rcr_trainer.cli", "--version")
+    environment = {**os.environ, "PYTHONUNBUFFERED": ""}
+    result = subprocess.run(command, check=False, stderr=subprocess.PIPE, env=environment, text=True, **streams)
+    return result.returncode, result.stderr
+
+
+@pytest.mark.parametrize(
+    ("redirected", "code", "error"),
+    [(">&-", 0, ""), ("2>&-", 0, ""), (">/dev/full", 2, "rcr-train: error: No space left on device\n")],
+)
+def test_output_to_a_closed_stream_or_a_full_disk(redirected, code, error):
+    assert shown_version("sh", "-c", f'exec "$0" "$@" {redirected}') == (code, error)
+
+
+def test_output_that_nobody_reads_ends_the_command_quietly():
+    read, gone = os.pipe()
+    os.close(read)
+    assert shown_version(stdout=gone) == (141, "")
+    os.close(gone)
 
 
 def test_control_c_exits_130_with_one_line(capsys, monkeypatch):

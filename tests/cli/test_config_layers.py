@@ -96,6 +96,7 @@ def test_the_name_is_that_of_the_file_unless_given(yaml_file):
         ("device: gpu", ["line 1", "device must be auto, cpu, cuda, cuda:N or mps, not 'gpu'"]),
         ("program: {anonymize: name}", ["anonymize must be a valid boolean or 'names', not 'name' (did you mean 'na"]),
         ("sft:\n  loss: infonse", ["sft.loss", "'listwise' or 'infonce'", "did you mean 'infonce'"]),
+        ("data:\n  train: [a, b]", ["line 2", "data.train must be a path, not ['a', 'b']"]),
         ("sft: 3", ["line 1", "'sft' is a section", "3"]),
         ("seed: 1\nseed: 2", ["line 2", "'seed' is set twice"]),
         ("sft:\n  k: 1\n  k: 2", ["line 3", "'sft.k' is set twice"]),

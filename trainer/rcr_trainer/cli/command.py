@@ -1,13 +1,14 @@
 """The command rcr-train: results on stdout, progress and errors on stderr.
 
-Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C, SIGTERM and SIGHUP, 1 with a traceback for a
-bug.
+Exit codes: 0 done, 2 for what the user can fix (one line), 130 for Ctrl-C, SIGTERM and SIGHUP, 141 if nobody reads the
+output any more, 1 with a traceback for a bug.
 Of several processes, the first reports; an error is printed once per machine.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
 import textwrap
@@ -44,15 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             for name in ("SIGTERM", "SIGHUP"):
                 if hasattr(signal, name) and signal.getsignal(getattr(signal, name)) == signal.SIG_DFL:
                     signal.signal(getattr(signal, name), signal.default_int_handler)
-            for stream in (sys.stdout, sys.stderr):  # a terminal or pipe that isn't UTF-8 shows \u6cb3 in place of 河
-                stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-        parser = build_parser(arguments)
-        if not arguments:
-            parser.print_help()
-            return 0
-        given = parser.parse_args(arguments)
-        function = given.command
-        return (resolve_name(function) if isinstance(function, str) else function)(given) or 0
+            for name in ("stdout", "stderr"):
+                if getattr(sys, name) is None:  # closed, as by `>&-`
+                    setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115
+                # A terminal or pipe that isn't UTF-8 shows \u6cb3 in place of 河.
+                getattr(sys, name).reconfigure(errors="backslashreplace")
+        return _obey(arguments)
+    except BrokenPipeError:  # `| head` has read enough
+        return 141
     except KeyboardInterrupt:
         say(f"{PROG}: interrupted" + (" (--resume continues the run)" if {"run", "sft"} & set(arguments[:1]) else ""))
         return 130
@@ -65,6 +65,24 @@ def main(argv: Sequence[str] | None = None) -> int:
         half = _LONGEST // 2
         say(f"{PROG}: error: {line if len(line) <= _LONGEST else f'{line[:half]} … {line[-half:]}'}")
         return 2
+
+
+def _obey(arguments: Sequence[str]) -> int:
+    """Parse the arguments, run the command and write out what it shows; return the exit code."""
+    try:
+        parser = build_parser(arguments)
+        if not arguments:
+            parser.print_help()
+            return 0
+        given = parser.parse_args(arguments)
+        function = given.command
+        return (resolve_name(function) if isinstance(function, str) else function)(given) or 0
+    finally:
+        try:
+            sys.stdout.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python fails again as it exits
+            raise
 
 
 def _line_of(error: Exception) -> str | None:

@@ -40,9 +40,14 @@ class Parser(argparse.ArgumentParser):
             flag = unknown[0].partition("=")[0]
             hint = f"unknown argument '{flag}'"
             if flag.startswith("--") and given.settings:
-                from rcr_trainer.runs.layers import unknown_key
+                from rcr_trainer.runs.layers import settings, unknown_key
 
-                hint = unknown_key(flag.removeprefix("--"), given.settings)
+                path = flag.removeprefix("--")
+                hint = unknown_key(path, given.settings)
+                if path in given.settings:
+                    hint = f"'{flag}' belongs after the command"
+                elif path in settings():
+                    hint = f"{given.prog} can't change '{path}'"
             self.exit(2, shown(f"{PROG}: error: {hint} (see {given.prog} --help)\n"))
         return given
 

@@ -66,7 +66,7 @@ def init(given: argparse.Namespace) -> None:
     write_text(path, fresh_yaml(run_name(path), values))
     word = _words(path)
     if given.train is None:
-        show(f"{path} written, with all settings, for COVR-10, which is made up here. Next: {PROG} run {word}")
+        show(f"{path} written, with all settings, for COVR-10, sampled from its grammar. Next: {PROG} run {word}")
         show(f"For your own questions and programs: {PROG} init --train my.jsonl --test test.jsonl {word} --force")
         return
     found = [f"{name.rpartition('.')[2]}: {value}" for name, value in values.items() if name != "data.task"]

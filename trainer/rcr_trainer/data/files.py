@@ -235,7 +235,8 @@ def _rows(path: Path, report: ReadReport) -> Iterator[_Row]:
             for place, row in reader(file, path, report):  # type: ignore[arg-type]
                 yield place, opened(row)
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}") from None
+        where = "" if path.is_absolute() else f" (looked for in {Path.cwd()})"
+        raise DataError(f"no such file: {path}{where}") from None
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(f"can't read {path}: {getattr(error, 'strerror', None) or error}") from error
 
