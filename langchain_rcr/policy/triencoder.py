@@ -298,7 +298,7 @@ class TriEncoder(Module):
         if items and too_few:
             logger.warning(
                 "too few examples to learn structures from (%d, of which %d have a program that parses as '%s'; it "
-                "takes %d): picks go by the likeness of questions",
+                "takes %d): falling back to question similarity",
                 *(len(items), parsed, spec.language, FEWEST),
             )
         elif items and not parsed:

@@ -162,7 +162,7 @@ def test_of_few_examples_the_likeness_of_questions_decides_and_one_warning_says_
         selector = SequentialCompositionalRetriever.from_examples(ANTONYMS, WordCounts(), InMemoryVectorStore)
     assert [record.getMessage() for record in caplog.records] == [
         "too few examples to learn structures from (5, of which 0 have a program that parses as 'sql'; it takes 20): "
-        "picks go by the likeness of questions"
+        "falling back to question similarity"
     ]
     assert isinstance(selector.store.index, VectorStoreIndex)
     assert (selector.source_keys, selector.target_key) == (("input",), "output")
