@@ -81,7 +81,7 @@ def add_settings(
     for section, found in groupby(chosen.values(), key=lambda setting: setting.section):
         each = list(found)
         seen = [setting.path for setting in each if shown is None or setting.path in shown]
-        group = parser.add_argument_group(section or "run", section_title(section) if seen else None)
+        group = parser.add_argument_group(section or "run", section_title(section) if seen and section else None)
         for setting in each:
             default = "" if setting.families else f" (default: {plain(setting.default)})"
             told = f"{setting.description}{default}".replace("%", "%%")
