@@ -128,7 +128,7 @@ def _read_meta(path: Path) -> dict[str, Any]:
         versions = meta.get("versions")
         written = versions.get("langchain-rcr", "unknown") if isinstance(versions, dict) else "unknown"
         older = isinstance(meta["format_version"], int) and meta["format_version"] < FORMAT_VERSION
-        advice = "train it again, or install that version" if older else "pip install --upgrade langchain-rcr"
+        advice = "train it again, or install that version" if older else "upgrade langchain-rcr"
         raise CheckpointError(
             f"{path} has format {meta['format_version']} (written by langchain-rcr {written}); this version reads "
             f"format {FORMAT_VERSION}: {advice}"

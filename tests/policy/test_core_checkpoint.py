@@ -243,7 +243,7 @@ def test_changed_settings_of_an_encoder_are_noticed(checkpoint, change):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"format_version": LATER}, (f"format {LATER}", "pip install --upgrade")),
+        ({"format_version": LATER}, (f"format {LATER}", "upgrade langchain-rcr")),
         ({"format_version": LATER, "versions": {"langchain-rcr": "9.1"}}, ("written by langchain-rcr 9.1",)),
         ({"format_version": LATER, "versions": ["x"]}, (f"format {LATER}",)),
         ({"format_version": LATER, "lam": ...}, (f"format {LATER}",)),

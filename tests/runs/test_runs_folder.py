@@ -228,7 +228,7 @@ def test_open_says_what_is_wrong(folder, tmp_path):
     finished(folder)
     record = json.loads((folder / "run.json").read_text())
     for text, complaint in (
-        (json.dumps(record | {"format_version": 99}), "format 99.*pip install --upgrade"),
+        (json.dumps(record | {"format_version": 99}), "format 99.*upgrade langchain-rcr"),
         ("[1]", "does not hold a JSON object"),
         ('{"format_version": 1}', "it has no 'stages'"),
         ('{"format_version": 1, "stages": {', "can't be read as JSON"),
