@@ -48,8 +48,8 @@ def cli_page() -> str:
         "# Command line",
         "",
         "`run`, `sft`, `evaluate` and `paper` also take a flag for each [setting](settings.md), `--sft.epochs 10`.",
-        "Exit codes: 0 done, 2 for what you can fix (one line says what), 130 for Ctrl-C, 141 if nobody reads the output",
-        "any more, 1 (a traceback) for a bug.",
+        "Exit codes: 0 done, 2 for what you can fix (one line says what), 130 for Ctrl-C, 141 if nobody reads the",
+        "output any more, 1 (a traceback) for a bug.",
     ]
     for parser in _commands(build_parser([])):
         text += ["", f"## {parser.prog}", "", "```text", parser.format_help().strip(), "```"]

@@ -148,7 +148,8 @@ class Run:
         record = read_json(folder / "run.json", ("format_version", "stages", "status"))
         if (written := record["format_version"]) != _FORMAT_VERSION:
             raise CheckpointError(
-                f"{folder / 'run.json'} has format {written}, this version reads {_FORMAT_VERSION}: upgrade langchain-rcr"
+                f"{folder / 'run.json'} has format {written}, this version reads {_FORMAT_VERSION}: "
+                "upgrade langchain-rcr"
             )
         if not isinstance(record["stages"], dict):
             raise CheckpointError(f"{folder / 'run.json'} is damaged: not the record of a run")
