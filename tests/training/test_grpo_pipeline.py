@@ -301,6 +301,7 @@ def test_a_larger_budget_continues_a_run():
 @pytest.mark.parametrize(
     ("values", "message"),
     [
+        ({"grpo": {"group_size": 1}}, "grpo.group_size = 1 contradicts grpo.advantage = 'grpo': it compares a query"),
         ({"reward": {"names": ["correctness"], "weights": [1, 2]}}, "reward.weights = .* contradicts reward.names"),
         ({"reward": {"names": ["correctness"], "weights": [0]}}, "greater than 0"),
         ({"reward": {"names": ["correctness", "correctness"]}}, "each once"),

@@ -198,3 +198,10 @@ class GRPOSettings(StageSettings):
     """Development figure that decides which weights are kept; coverage asks no language model."""
     patience: int | None = Field(None, ge=1)
     """Stop after this many evaluations without a better development figure; null, or with keep: last: never."""
+
+    @model_validator(mode="after")
+    def _compares(self) -> GRPOSettings:
+        if self.group_size == 1 and self.advantage in ("grpo", "rloo"):
+            advice = "it compares a query's sequences with each other"
+            raise contradiction("grpo.group_size", 1, "grpo.advantage", self.advantage, advice)
+        return self
