@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import InputError, MissingExtraError
@@ -20,7 +20,7 @@ from langchain_rcr.programs.tree import Tree
 
 try:
     from sqlglot import dialects as known
-    from sqlglot import exp
+    from sqlglot import exp, tokens
     from sqlglot.dialects.dialect import Dialect, Dialects
 except ImportError as error:
     raise MissingExtraError("sqlglot", "sql") from error
@@ -64,6 +64,13 @@ _PARAGRAPHS = 4
 """How many paragraphs at the end of a text are searched for statements; all before count as one."""
 
 
+class _Mixed(Dialect):  # type: ignore[misc]
+    """sqlglot's own mix of dialects, and names in backticks, as MySQL and BigQuery have them."""
+
+    class Tokenizer(tokens.Tokenizer):  # type: ignore[misc]
+        IDENTIFIERS: ClassVar = ['"', "`"]
+
+
 class SqlParser:
     """Parses SQL statements.
 
@@ -82,7 +89,7 @@ class SqlParser:
     def __init__(self, dialect: str = "") -> None:
         if dialect not in ("", *self.dialects):
             raise InputError(f"language: sql dialect: {unknown(dialect, self.dialects)}")
-        self._dialect = Dialect.get_or_raise(dialect)
+        self._dialect = Dialect.get_or_raise(dialect) if dialect else _Mixed()
         self._double_quotes_are_strings = dialect in ("", "sqlite")
         fences = ("sql", "postgres", dialect) if dialect else ("sql", "postgres")
         self.about = About(extra="sql", fences=fences, in_prose=_statements_in, is_ordered=_has_order)

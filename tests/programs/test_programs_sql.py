@@ -22,6 +22,7 @@ TREES = {
         "select(max(state.area), from(state), where(and(gt(state.x, 1.5), lt(state.y, -2), not(is(state.z, null)))))"
     ),
     "select name from state": "select(state.name, from(state))",
+    "select `a b`, u.`c` from `t t` u where d = '`'": "select(t t.a b, t t.c, from(t t), where(eq(t t.d, '`')))",
     "select a, b from t, u": "select(a, b, from(t, u))",
     "select t.a from t cross join u": "select(t.a, from(t, u))",
     "select distinct x.a from t x join u on x.i = u.j left join v using (k)": (
