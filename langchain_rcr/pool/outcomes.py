@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from glob import escape
+from itertools import chain
 from numbers import Real
 from operator import itemgetter
 from pathlib import Path
@@ -117,14 +118,11 @@ class OutcomeLog:
         Raises:
             InputError: there is no such file, or a line isn't an outcome; the message names it.
         """
-        while True:
-            current = [self.path] if self.path.is_file() else []
-            if not (files := [*(full := self._full()), *current]):
-                raise InputError(f"{self.path}: there is no such log")
-            with suppress(FileNotFoundError):
-                lines = [*dict.fromkeys(line for file in files for line in _lines(file))]
-                if self._full() == full:  # else a writer has renamed a file, perhaps before it was read
-                    break
+        newest = [*_lines(self.path)]  # first: if a writer renames it meanwhile, its lines are there twice
+        full = self._full()
+        if not (newest or full or self.path.is_file()):
+            raise InputError(f"{self.path}: there is no such log")
+        lines = [*dict.fromkeys((*chain.from_iterable(map(_lines, full)), *newest))]
         later = dict[str | None, float | None]((each.run, each.outcome) for each in lines if isinstance(each, _Later))
         for line in lines:
             if isinstance(line, Outcome):
@@ -170,7 +168,9 @@ def checked_outcome(outcome: float | None) -> float | None:
 
 
 def _lines(file: Path) -> Iterator[Outcome | _Later]:
-    with file.open(encoding="utf-8", errors="replace") as lines:  # a letter may be cut off, too
+    """The lines of a file, none if it is gone."""
+    # A letter may be cut off, too.
+    with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, start=1):
             found = None
             with suppress(ValueError, AttributeError, KeyError, TypeError):
