@@ -269,7 +269,7 @@ class ExampleStore:
                 late = {one: row.example for one, row in new.items() if one not in old or row != old[one]}
                 fresh.index.delete([one for one in old if one not in new])
                 fresh._put(self.schema.extended([*late.values()], [*late]), [*late])
-                self.now, self._stale = fresh.now, False
+                self.now, self._stale, self._unfit = fresh.now, False, False
                 self._enough = max(FEWEST, int(1.1 * len(pool)))  # if too few of these parse
             logger.info("fitted anew to %d examples in %.1f s", len(pool), time.monotonic() - began)
 
@@ -335,7 +335,7 @@ def _keep_fitted(reference: weakref.ref[ExampleStore]) -> None:
         try:
             store.refit()
         except Exception:
-            store._unfit = True
+            store._unfit, store._fitting = True, None
             raise
         pause = max(_BURST_S, _REST * (time.monotonic() - began))
         del store

@@ -350,15 +350,19 @@ def test_one_that_fails_says_so_and_is_not_tried_again(
     def fail(*arguments: Any, **options: Any) -> TriEncoder:
         raise MemoryError("no room")
 
+    original = TriEncoder.refitted
     monkeypatch.setattr(TriEncoder, "refitted", fail)
     retriever.add_examples(NEW)
     wait_until(lambda: "a refit in the background failed; refit() tries again" in caplog.text)
     assert "no room" in caplog.text
     retriever.add_example({"source": "where do the hens live", "target": "home(hens)"})
     assert retriever.needs_refit
-    monkeypatch.undo()
+    monkeypatch.setattr(TriEncoder, "refitted", original)
     retriever.refit()
     assert not retriever.needs_refit
+    fitted = retriever.store.encoder
+    retriever.add_examples([{**row, "source": f"please tell me {row['source']}"} for row in ROWS])
+    wait_until(lambda: retriever.store.encoder is not fitted and not retriever.needs_refit)  # again by itself
 
 
 def test_a_log_of_outcomes_tells_of_one_policy(
