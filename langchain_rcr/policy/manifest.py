@@ -8,15 +8,16 @@ imported, fetched or opened outside its folder (SECURITY.md).
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fnmatch import fnmatch
 from hashlib import file_digest
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.errors import CheckpointError
+
+T = TypeVar("T")
 
 MANIFEST = "manifest.json"
 CARD = "README.md"
@@ -69,15 +70,19 @@ def verify(folder: Path, *, pool: bool = False) -> None:
             raise CheckpointError(f"{file} is not the file that was saved ({what}): damaged, or of another checkpoint?")
 
 
-@contextmanager
-def rereading(folder: Path) -> Iterator[None]:
-    """In a loop, read a checkpoint again if it can't be used because another process replaced it meanwhile."""
-    before = _written(folder)
-    try:
-        yield
-    except CheckpointError:
-        if _written(folder) == before:
-            raise
+def reread(folder: Path, read: Callable[[], T]) -> T:
+    """What `read` makes of a checkpoint folder; again if another process replaced it meanwhile.
+
+    Raises:
+        CheckpointError: as `read` raises it, of a folder that stayed the same.
+    """
+    while True:
+        before = _written(folder)
+        try:
+            return read()
+        except CheckpointError:
+            if _written(folder) == before:
+                raise
 
 
 def _written(folder: Path) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ from langchain_rcr.families.state import State, make_state
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.checkpoint import Runtime, load, save
 from langchain_rcr.policy.hub import fetched
-from langchain_rcr.policy.manifest import rereading
+from langchain_rcr.policy.manifest import reread
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import TOKENS, ProgramSpec
 
@@ -390,6 +390,4 @@ class TriEncoder(Module):
                 not installed, or needs `trust`.
         """
         path = fetched(folder)
-        while True:
-            with rereading(path):
-                return load(cls, path, embeddings, trust, runtime)
+        return reread(path, lambda: load(cls, path, embeddings, trust, runtime))

@@ -18,7 +18,7 @@ from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.hub import fetched
-from langchain_rcr.policy.manifest import rereading
+from langchain_rcr.policy.manifest import reread
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.arguments import Fields, check_fields, check_types, keys_of
 from langchain_rcr.pool.examples import Example, ExamplePool, pool_of
@@ -97,24 +97,27 @@ class Lifecycle:
             folder = fetched(folder / "checkpoint")  # which may not be readable
         if examples is None and ids is not None:
             raise InputError("ids were given without examples: the checkpoint's own examples have theirs")
-        while True:
-            with rereading(folder):
-                saved = stored_fields(folder)
-                kept = cls._reopened(folder, saved["fields"], fields)
-                source = source_key or saved.get("source_key", "source")
-                target = target_key or saved.get("target_key", "target")
-                # The user's own examples are checked before a large model is loaded.
-                pool = None if examples is None else pool_of(examples, ids, source, target)
-                encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings, trust=trust)
-                if pool is not None:
-                    return cls(store=ExampleStore(encoder, pool, index, append=append), **kept)
-                if index is not None:
-                    empty = ExamplePool(source_key=source, target_key=target)
-                    store = ExampleStore(encoder, empty, index, append=True)
-                    if store.index.count():
-                        return cls(store=store, **kept)
-                stored = stored_pool(folder, source, target)
-                return cls(store=ExampleStore(encoder, stored, index, folder=folder), **kept)
+
+        def read() -> Any:
+            saved = stored_fields(folder)
+            kept = cls._reopened(folder, saved["fields"], fields)
+            source = source_key or saved.get("source_key", "source")
+            target = target_key or saved.get("target_key", "target")
+            # The user's own examples are checked before a large model is loaded.
+            pool = None if examples is None else pool_of(examples, ids, source, target)
+            encoder = TriEncoder.from_pretrained(folder, embeddings=embeddings, trust=trust)
+            if pool is not None:
+                return cls(store=ExampleStore(encoder, pool, index, append=append), **kept)
+            if index is not None:
+                empty = ExamplePool(source_key=source, target_key=target)
+                store = ExampleStore(encoder, empty, index, append=True)
+                if store.index.count():
+                    return cls(store=store, **kept)
+            stored = stored_pool(folder, source, target)
+            return cls(store=ExampleStore(encoder, stored, index, folder=folder), **kept)
+
+        made: Self = reread(folder, read)
+        return made
 
     @classmethod
     def from_examples(
