@@ -39,6 +39,7 @@ from langchain_rcr import (
     schema_text,
     text_to_sql_chain,
 )
+from langchain_rcr.databases.database import address_of
 from langchain_rcr.families.backbone import TransformerBackbone
 from langchain_rcr.programs import ProgramSpec
 
@@ -134,13 +135,14 @@ def make_database(address: str, seed: int = 0) -> None:
         "customers": [(i, f"Customer {i}", draw.choice(CITIES)) for i in range(1, 41)],
         "orders": [(i, draw.randint(1, 40), draw.randint(1, 90), draw.randint(1, 3)) for i in range(1, 161)],
     }  # fmt: skip
-    if address.startswith("postgresql://"):
+    place, is_postgresql = address_of(address)
+    if is_postgresql:
         import psycopg
 
-        connection: Any = psycopg.connect(address)
+        connection: Any = psycopg.connect(place)
         mark, known = "%s", "SELECT count(*) FROM pg_tables WHERE schemaname = current_schema() AND tablename = 'books'"
     else:
-        connection = sqlite3.connect(address)
+        connection = sqlite3.connect(place)
         mark, known = "?", "SELECT count(*) FROM sqlite_master WHERE name = 'books'"
     with connection:
         cursor = connection.cursor()
@@ -193,7 +195,7 @@ def run(arguments: argparse.Namespace) -> None:
         print(f"written: train.jsonl ({len(train)} pairs), test.jsonl ({len(test)}), {arguments.database}")
         return
     model = None if arguments.llm is None else asked(arguments)
-    dialect = "postgres" if "://" in arguments.database else "sqlite"
+    dialect = "postgres" if address_of(arguments.database)[1] else "sqlite"
     spec = ProgramSpec(f"sql:{dialect}")
     database = open_database(arguments.database)
     print(f"{len(train)} pairs to pick from, {len(test)} questions whose combinations none of them has")

@@ -90,9 +90,9 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     These are dropped: the model's thoughts before the answer, what follows it (a next "Source:"), "Target:" or other
     words with a colon before it, and backticks. If there are code fences, or tags such as `[SQL]…[/SQL]` and
     `<tool_call>`, only their contents count: the last first, as drafts precede final versions, and those of another
-    language at the end. The whole of a text comes before its first paragraph and its first line, but the line comes
-    first if programs have one line each. At the end come programs amid prose, again the last first, and fields named
-    `sql`, `query` and the like of a JSON object.
+    language at the end; several calls in JSON make a list. The whole of a text comes before its first paragraph and its
+    first line, but the line comes first if programs have one line each. At the end come programs amid prose, again the
+    last first, what is in quotes, and fields named `sql`, `query` and the like of a JSON object.
 
     Args:
         answer: what the model wrote.
@@ -110,7 +110,11 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
     for place in [inner for _, inner in fences] or [text]:
         texts = [place]
         if "]" in place or ">" in place:
-            tagged = [inner for _, _, inner in reversed(_TAG.findall(place))]
+            found = _TAG.findall(place)
+            tagged = [inner for _, _, inner in reversed(found)]
+            calls = {inner.strip(): None for _, name, inner in found if name.lower().startswith(("tool", "function"))}
+            if known.is_json and len(calls) > 1:  # made together, rather than drafts of one
+                tagged.insert(0, f"[{', '.join(calls)}]")
             texts = [*tagged, _END_TAG.split(place, maxsplit=1)[0], place]  # a tag may be part of a literal
             if known.on_one_line:
                 texts = texts[: len(tagged) or 1]
@@ -151,13 +155,17 @@ def _parts(text: str, known: About, labels: tuple[str, str]) -> Iterator[str]:
         if known.like_prose:
             own.reverse()
         for one in own:
-            line, paragraph = one.split("\n", 1)[0], _BLANK_LINE.split(one, maxsplit=1)[0]
+            line, paragraph = known.first_line.match(one)[0], _BLANK_LINE.split(one, maxsplit=1)[0]  # type: ignore[index]
             if known.on_one_line:
                 yield line
             yield one
             if len(one) <= _LONGEST_PROSE:
                 yield from known.in_prose(one)
-            yield from (paragraph, line)
+            if len(paragraph) > len(line):
+                yield paragraph
+            yield line
+        if each[:1] in ("'", '"') and each.endswith(each[0]):
+            yield each[1:-1]
         for value in _values(each) if "{" in each and len(each) <= _LONGEST_PROSE else ():
             yield from (value[0],) if known.is_json else _programs_in(value[1])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import pkgutil
+import re
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class About:
         is_json: programs are JSON, which is only a wrapper around those of other languages.
         fences: substrings of the tags of Markdown fences around programs; none: any tag will do.
         in_prose: finds programs amid prose, the likeliest first.
+        first_line: matches the first line of a text with all lines that continue a program.
         is_ordered: tells whether a program's rows have an order.
     """
 
@@ -64,6 +66,7 @@ class About:
     is_json: bool = False
     fences: tuple[str, ...] = ()
     in_prose: Callable[[str], Iterable[str]] = lambda text: ()
+    first_line: re.Pattern[str] = re.compile(".*")
     is_ordered: Callable[[Tree], bool] = lambda tree: False
 
 

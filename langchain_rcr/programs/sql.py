@@ -56,7 +56,11 @@ _JINJA = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?\}\}|\{%.*?%\}|\{\#.*?\#\})|(\{[{%\#].*)""", re.DOTALL
 )
 _LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
-_BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
+_CLAUSES = "FROM|WHERE|AND|OR|ON|USING|JOIN|LEFT|RIGHT|INNER|FULL|CROSS|NATURAL|GROUP|HAVING|ORDER|LIMIT|UNION|EXCEPT"
+# Capitalised, such a word begins a sentence.
+_CONTINUED = rf"(?:[ \t]++\S|[,)]|(?:{_CLAUSES}|{_CLAUSES.lower()})\b)"
+_BLANK_LINE = re.compile(rf"\n[ \t\r]*\n(?!\s*{_CONTINUED})")
+_FIRST_LINE = re.compile(rf".*(?:\s*\n{_CONTINUED}.*)*")
 _VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
 # In prose they are capitalised, or stand elsewhere.
 _BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+|\s`)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
@@ -92,7 +96,7 @@ class SqlParser:
         self._dialect = Dialect.get_or_raise(dialect) if dialect else _Mixed()
         self._double_quotes_are_strings = dialect in ("", "sqlite")
         fences = ("sql", "postgres", dialect) if dialect else ("sql", "postgres")
-        self.about = About(extra="sql", fences=fences, in_prose=_statements_in, is_ordered=_has_order)
+        self.about = About("sql", fences=fences, in_prose=_statements_in, first_line=_FIRST_LINE, is_ordered=_has_order)
 
     def parse(self, text: str) -> Tree | None:
         """Return the tree of one or several statements; None if it is neither, or too long or deep."""
@@ -246,7 +250,8 @@ def _statements_in(text: str) -> Iterator[str]:
         for start in starts:
             if start < end:
                 yield from (text[start:end], text[start:end].split(";\n", 1)[0])
-    yield from (text[start:].split("`" if text[:start].endswith("`") else "\n", 1)[0] for start in reversed(starts))
+    for start in reversed(starts):
+        yield text[start:].split("`", 1)[0] if text[:start].endswith("`") else _FIRST_LINE.match(text, start)[0]  # type: ignore[index]
 
 
 def _has_order(tree: Tree) -> bool:

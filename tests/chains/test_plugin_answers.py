@@ -58,8 +58,8 @@ def test_what_comes_after_in_what_order() -> None:
     assert [*candidates("SELECT 1\nFROM a\n\nIt selects.", "sql")] == [
         "SELECT 1\nFROM a\n\nIt selects.",
         "SELECT 1\nFROM a",
-        "SELECT 1",
     ]
+    assert [*candidates("SELECT 1\nIt selects.\n\nBye.", "sql")][-1] == "SELECT 1"
     fences = "First:\n```sql\nSELECT 1\n```\nbetter:\n```sql\nSELECT 2\n```"
     assert [*candidates(fences, "sql")] == ["SELECT 2", "SELECT 1"]
 
@@ -103,6 +103,10 @@ FORMS = [
     f"{QUERY};\nThis selects a.",
     f"Here:\n{QUERY};\nThis selects a. Note that b has it.",
     f"{QUERY}\n\nExplanation: it selects a.",
+    f"{QUERY}\nExplanation: it selects a.",
+    # Quotes around it.
+    f'"{QUERY}"',
+    f"'{QUERY};'",
     f"{QUERY}\nSource: another\nTarget: SELECT x FROM y",
     # JSON around it.
     json.dumps({"sql": QUERY}),
@@ -131,6 +135,10 @@ def test_a_query_with_blank_lines_stays_whole(form: str) -> None:
     "answer",
     [
         "Here: SELECT a FROM (SELECT b FROM c",
+        "SELECT COUNT(*)\nFROM a\nWHERE b = 'O'Brien'",
+        "```sql\nselect count(*)\n\nfrom a\nwhere b = 'O'Brien'\n```",
+        "So:\n\nSELECT COUNT(*) AS n\n  FROM a WHERE b = 'O'Brien'\n\nIt counts.",
+        "SELECT COUNT(*)\nFROM a\nWHERE b > (SELECT",
         "SELECT a FROM (\n\n  SELECT b FROM c",
         "I can't select that. With more time I would.",
         "Please update the schema: it has no such table.",
@@ -153,6 +161,9 @@ def test_what_a_literal_holds_is_no_program(literal: str) -> None:
     [
         ('<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>', "json", '{"name": "f", "arguments": {"x": 1}}'),
         ('<tool_call>\n{"name": "f"}\n</tool_call>\n', "json", '{"name": "f"}'),
+        (2 * '<tool_call>\n{"name": "f"}\n</tool_call>\n', "json", '{"name": "f"}'),
+        ('<tool_call>{"a": 1}</tool_call>\n<tool_call>{"b":\n2}</tool_call>', "json", '[{"a": 1}, {"b":\n2}]'),
+        ('<tool_call>{"a": 1}</tool_call>\n<tool_call>{"b": 2', "json", '{"a": 1}'),
         ('[TOOL_CALLS][{"name": "f"}]', "json", '[{"name": "f"}]'),
         ('Here: {"name": "f"}', "json", '{"name": "f"}'),
         ('Here: {"name": "f"} as in [1].', "json", '{"name": "f"}'),
@@ -180,6 +191,12 @@ def test_what_a_literal_holds_is_no_program(literal: str) -> None:
 )
 def test_forms_of_other_languages(answer: str, language: str, program: str) -> None:
     assert program_of(answer, language) == program
+
+
+def test_words_behind_a_query_of_several_lines_end_it() -> None:
+    query = "SELECT COUNT(*)\n  , b\nFROM a\nLEFT JOIN c USING (d)\nGROUP BY b"
+    for form in ("{}\nFrom this you can see how many there are.", "```sql\n{}\nThis counts.\n```"):
+        assert program_of(form.format(query), "sql") == query
 
 
 def test_prose_around_a_fence_is_no_program() -> None:

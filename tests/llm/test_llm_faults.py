@@ -104,6 +104,11 @@ def test_errors_that_a_retry_cannot_fix_stop_with_advice(error: Exception, kind:
     assert "'m' at http://host/v1" in str(fault.error)
 
 
+def test_what_a_server_says_in_a_form_of_its_own_is_quoted() -> None:
+    for body in ({"detail": [{"msg": "field required"}]}, "field required"):  # FastAPI's, LM Studio's
+        assert "field required" in str(diagnose(StatusError(422, "Error code: 422", body)).error)
+
+
 def test_a_filtered_prompt_is_a_refusal() -> None:
     for body in ({"code": "content_filter"}, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}):
         fault = diagnose(StatusError(400, body=body))

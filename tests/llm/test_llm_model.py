@@ -291,6 +291,18 @@ def test_an_attempt_has_an_end() -> None:
     assert llm.spent == Use(2, 2, 20)
 
 
+def test_a_call_that_hangs_while_others_are_answered_leaves_as_many_at_a_time() -> None:
+    class HangsOnce(Echo):
+        async def _agenerate(self, prompts: list[str], *args: Any, **kwargs: Any) -> LLMResult:
+            self.delay = 60 if prompts == ["a"] and not self.asked["a"] else 0
+            return await super()._agenerate(prompts, *args, **kwargs)
+
+    hanging = HangsOnce()
+    with wrap(hanging, timeout=1, concurrency=4, backoff=0) as llm:
+        llm.generate(["a", *map(str, range(20))])
+        assert (hanging.asked["a"], llm._calls._most) == (2, 4)
+
+
 def claimed(cache: Path) -> bool:
     """Whether other processes are kept from asking for some answer."""
     import fcntl

@@ -12,7 +12,7 @@ from rcr_trainer.rewards.ours import execution, make_reward
 from rcr_trainer.rewards.reward import RewardError, check_reward, score
 
 from langchain_rcr.databases.results import Result
-from langchain_rcr.errors import ProgramError
+from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.programs import ProgramSpec
 
 SPEC = ProgramSpec(language="sql:sqlite")
@@ -50,6 +50,11 @@ def database(tmp_path):
 )
 def test_execution_by_hand(database, answer, gold, expected):
     assert rewards(make_reward("execution", SPEC, database=str(database)), (answer, gold)) == [expected]
+
+
+def test_questions_without_fields_name_none_of_many_databases(tmp_path):
+    with pytest.raises(InputError, match="needs the field 'tenant'"):
+        rewards(make_reward("execution", SPEC, database=f"{tmp_path}/{{tenant}}.sqlite"), ("SELECT 1", "SELECT 1"))
 
 
 def nested(depth):

@@ -116,7 +116,7 @@ class Calls:
         paid = self._stats.paid
         while True:
             attempt += 1
-            began = await self._reserve(worst)
+            began, answered = await self._reserve(worst), self._stats.paid
             task = asyncio.ensure_future(self._attempt(requests, worst))
             try:
                 outcome = await asyncio.shield(task)
@@ -127,7 +127,7 @@ class Calls:
                 raise
             if not isinstance(outcome, Fault):
                 return outcome
-            if outcome.reason == "timeout":
+            if outcome.reason == "timeout" and self._stats.paid - answered < self._most:
                 self._halve(began)
             malformed += outcome.reason == "malformed"
             if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
@@ -211,8 +211,8 @@ class Calls:
     def _halve(self, began: float) -> None:
         """Make fewer calls at a time, as one that `began` then has timed out.
 
-        A server that answers one prompt at a time keeps the others waiting. Calls that began before the last halving
-        say nothing new.
+        A server that answers one prompt at a time keeps the others waiting; it isn't one if it has answered that many
+        meanwhile. Calls that began before the last halving say nothing new.
         """
         if began >= self._halved and self._most > 1:
             self._most, self._halved = self._most // 2, asyncio.get_running_loop().time()

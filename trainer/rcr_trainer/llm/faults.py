@@ -117,13 +117,16 @@ def diagnose(error: Exception, who: str, *, openai: bool = False) -> Fault:
         return Fault("stop", "error", error, charged=isinstance(error, UnscoredError))
     # openai 2 wraps whatever its HTTP client raises in a connection error.
     error = next((cause for cause in _causes(error) if isinstance(cause, MalformedResponseError)), error)
-    said = _shown(str(getattr(error, "message", None) or error) or type(error).__name__)
+    said = str(getattr(error, "message", None) or error) or type(error).__name__
+    if re.fullmatch(r"Error code: \d+", said) and (body := getattr(error, "body", None)):
+        said += f" - {body}"  # openai quotes only a body of OpenAI's own form
+    said = _shown(said)
     status = getattr(error, "status_code", None)  # errors in reading a response carry its status 200
     if isinstance(status, int) and status >= 300:
         return _by_status(error, status, who, said)
     names = {cls.__name__ for cls in type(error).__mro__}
     if names & _TIMEOUTS:
-        return _again("timeout", who, "no answer in time", charged=True)
+        return _again("timeout", who, "none arrived within llm.timeout", charged=True)
     if names & _CONNECTIONS:
         causes = [*_causes(error)]
         arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in causes)

@@ -110,7 +110,8 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
         fields: Sequence[Mapping[str, Any]] = (),
         **_: Any,
     ) -> list[float | None]:
-        where = [execute.path(each) for each in fields] if isinstance(execute, Databases) else [""] * len(references)
+        given = fields or [{}] * len(references)
+        where = [execute.path(each) if isinstance(execute, Databases) else "" for each in given]
         scores: list[float | None] = [None] * len(references)
         for n in sorted(range(len(references)), key=where.__getitem__):  # keeps few databases open at a time
             scores[n] = one(predictions[n], references[n], where[n])
