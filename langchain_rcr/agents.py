@@ -142,6 +142,10 @@ def last_question(messages: Sequence[AnyMessage]) -> str:
     return next((message.text.strip() for message in reversed(messages) if isinstance(message, HumanMessage)), "")
 
 
+def _request(request: ModelRequest[Any]) -> str:
+    return last_question(request.messages)
+
+
 def _call_id(step: int, at: int, program: str) -> str:
     """An id that is the same for the same call: nine letters and digits, a form that all providers accept."""
     return hashlib.blake2b(f"{step} {at} {program}".encode(), digest_size=5).hexdigest()[:9]
@@ -175,7 +179,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         if isinstance(always_include, str):
             raise InputError(f"always_include must be a sequence of names, not one: [{always_include!r}]")
         self.retriever, self.always_include = retriever, frozenset(always_include)
-        self.question = question or (lambda request: last_question(request.messages))
+        self.question = question or _request
 
     @classmethod
     def from_pairs(

@@ -417,8 +417,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         params["ls_retriever_name"] = "sequential_compositional"
         params["ls_vector_store_provider"] = type(self.store.index).__name__
         params["ls_embedding_provider"] = f"tri_encoder_{self.store.encoder.family.name}"
-        params["ls_embedding_model"] = self.store.fingerprint  # how `OutcomeRecorder` recognises its own runs
-        return params
+        # `OutcomeRecorder` recognises its own runs by the model; `explore` may be configured by the call.
+        params["ls_embedding_model"] = self.store.fingerprint
+        return {**params, "explore": self.explore}  # type: ignore[typeddict-unknown-key]
 
     def _documents(self, picks: Sequence[Pick]) -> list[Document]:
         documents = []

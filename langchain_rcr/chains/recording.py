@@ -43,9 +43,10 @@ class OutcomeRecorder(BaseCallbackHandler):
         self._retriever, self._outcome = retriever, outcome
         self._root: dict[UUID, UUID] = {}
         """Run → its outermost run, while that is ongoing."""
-        self._asked: dict[UUID, str] = {}
-        self._picked: dict[UUID, dict[str, Sequence[Document]]] = {}
-        """Outermost run → its questions and picks."""
+        self._asked: dict[UUID, tuple[str, float]] = {}
+        """A retriever's run → its question, and its `explore`."""
+        self._picked: dict[UUID, dict[str, tuple[Sequence[Document], float]]] = {}
+        """Outermost run → its questions, each with its picks and the `explore` that drew them."""
         self._waiting = set[UUID]()
         """Outermost runs that wait for a human."""
 
@@ -82,16 +83,17 @@ class OutcomeRecorder(BaseCallbackHandler):
         self, serialized: Any, query: str, *, metadata: Mapping[str, Any] | None = None, run_id: UUID, **kwargs: Any
     ) -> None:
         """A question is asked."""
-        if (metadata or {}).get("ls_embedding_model") == self._retriever.store.fingerprint:
+        about = metadata or {}
+        if about.get("ls_embedding_model") == self._retriever.store.fingerprint:
             self.on_chain_start(serialized, query, run_id=run_id, **kwargs)
-            self._asked[run_id] = query
+            self._asked[run_id] = query, about["explore"]
 
     def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
         """A question has its picks."""
         if run_id not in self._asked:  # another retriever's
             return
-        root, question = self._root[run_id], self._asked.pop(run_id)
-        self._picked.setdefault(root, {})[question] = documents
+        root, (question, explore) = self._root[run_id], self._asked.pop(run_id)
+        self._picked.setdefault(root, {})[question] = documents, explore
         if root == run_id:  # a retriever without a chain
             self._write(root, None)
 
@@ -99,14 +101,15 @@ class OutcomeRecorder(BaseCallbackHandler):
     on_tool_error = on_retriever_error = on_chain_error
 
     def _write(self, root: UUID, outcome: float | None) -> None:
-        for question, documents in self._forget(root).items():
-            self._retriever.record(question, documents, outcome, run=str(root))
+        for question, (documents, explore) in self._forget(root).items():
+            picker = self._retriever.model_copy(update={"explore": explore})
+            picker.record(question, documents, outcome, run=str(root))
 
-    def _forget(self, root: UUID) -> dict[str, Sequence[Document]]:
+    def _forget(self, root: UUID) -> dict[str, tuple[Sequence[Document], float]]:
         """Forget an outermost run and all within it: LangChain doesn't say that a retriever's is cancelled.
 
         Returns:
-            Its questions and picks.
+            What it picked.
         """
         self._waiting.discard(root)
         for run in [run for run, outermost in [*self._root.items()] if outermost == root]:

@@ -19,10 +19,11 @@ from langchain_core.runnables import (
     Runnable,
     RunnableConfig,
     RunnableLambda,
+    RunnableSequence,
     RunnableSerializable,
     RunnableWithFallbacks,
 )
-from langchain_core.runnables.base import coerce_to_runnable
+from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
 from pydantic import ConfigDict, Field
 
 from langchain_rcr.basics.section import stated
@@ -143,7 +144,7 @@ def semantic_parsing_chain(
         as_text = completes(llm) and own.form == "text"
         fed = of_variables(own, keys, schema_of, as_text=as_text)
         labels = own.labels if own.form == "text" else labels
-        if isinstance(model, BaseLLM) and not getattr(model, "stop", None):
+        if _runs_on(model):
             model = model.bind(stop=list(own.stop))
     elif (fed := with_picks(prompt)) is None:
         advice = "give one with an example_selector, as few_shot_prompt makes it"
@@ -161,6 +162,17 @@ def semantic_parsing_chain(
         query_key=keys.query,
         labels=labels,
     )
+
+
+def _runs_on(model: object) -> bool:
+    """Whether this is a completion model, bare or wrapped, that nothing tells where to stop."""
+    if isinstance(model, RunnableWithFallbacks):
+        return all(map(_runs_on, model.runnables))
+    if isinstance(model, RunnableBindingBase):
+        return "stop" not in model.kwargs and _runs_on(model.bound)
+    if isinstance(model, RunnableSequence):
+        return _runs_on(model.first)
+    return isinstance(model, BaseLLM) and not getattr(model, "stop", None)
 
 
 def _check(llm: object, retriever: object, execute: object, retries: int, drafts: int) -> None:

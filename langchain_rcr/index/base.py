@@ -18,7 +18,7 @@ import asyncio
 import inspect
 import math
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -172,7 +172,11 @@ class InThisThread:
 
     async def arun(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine in a thread."""
-        return await asyncio.to_thread(self.run, work)
+        try:
+            return await asyncio.to_thread(self.run, work)
+        finally:
+            with suppress(ValueError):  # a thread runs it
+                work.close()  # or else Python warns of one that was cancelled before it began
 
     def close(self) -> None:
         """Does nothing: there is nothing to close, or it belongs to the caller."""

@@ -108,8 +108,10 @@ class OutcomeLog:
         """Append the outcome of a question recorded before, by its run; the last one counts.
 
         Raises:
-            InputError: it is not a finite number, or the file can't be written.
+            InputError: there is no run, the outcome is not a finite number, or the file can't be written.
         """
+        if not run:
+            raise InputError(f"an outcome comes later by the run that was recorded, not by {run!r}: record(…, run=…)")
         self._append(_Later(_now(), str(run), checked_outcome(outcome)))
 
     def read(self) -> Iterator[Outcome]:

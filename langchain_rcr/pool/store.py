@@ -212,7 +212,9 @@ class ExampleStore:
                         self._fitting = _started(partial(_keep_fitted, weakref.ref(self)), failure)
                 elif not stale:
                     logger.warning(
-                        "%d examples, many of them new to the fit: call refit(), or await arefit()", self.index.count()
+                        "%d examples, many of them new to the fit: call refit(), or await arefit(), which fit to these "
+                        "examples alone",
+                        self.index.count(),
                     )
         return list(pool.ids)
 

@@ -1,6 +1,7 @@
 """ComposedToolSelector: which tools the model of an agent is shown."""
 
 import json
+import pickle
 from collections.abc import Iterator
 from itertools import combinations, product
 from pathlib import Path
@@ -187,6 +188,7 @@ def test_saved_and_read_again(selector: ComposedToolSelector, tmp_path: Path) ->
     selector.retriever.save(tmp_path / "tools")
     read = SequentialCompositionalRetriever.from_pretrained(tmp_path / "tools", embeddings=EMBEDDINGS, k=2)
     assert ComposedToolSelector(read).retrieve_tools(UNTOLD) == selector.retrieve_tools(UNTOLD)
+    assert pickle.loads(pickle.dumps(selector)).retrieve_tools(UNTOLD) == selector.retrieve_tools(UNTOLD)
 
 
 def test_a_retriever_without_tools_is_refused() -> None:

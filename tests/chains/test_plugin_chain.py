@@ -90,6 +90,25 @@ def test_a_stop_of_the_users_is_left_alone(retriever: SequentialCompositionalRet
 
 
 @pytest.mark.parametrize(
+    ("wrap", "stops"),
+    [
+        (lambda model: model.with_retry(), ["\nSource:"]),
+        (lambda model: model.bind(temperature=0).with_config(tags=["x"]), ["\nSource:"]),
+        (lambda model: model | StrOutputParser(), ["\nSource:"]),
+        (lambda model: model.with_fallbacks([Completion(answers=[])]), ["\nSource:"]),
+        (lambda model: model.with_fallbacks([fake()]), None),  # which may refuse one
+        (lambda model: model.bind(stop=["\n"]).with_retry() | StrOutputParser(), ["\n"]),
+    ],
+)
+def test_a_wrapped_completion_model_is_stopped_too(
+    retriever: SequentialCompositionalRetriever, wrap: Any, stops: list[str] | None
+) -> None:
+    model = Completion(answers=[sql_for])
+    semantic_parsing_chain(wrap(model), retriever, "sql").invoke(QUESTIONS[0])
+    assert model.stops == [stops]
+
+
+@pytest.mark.parametrize(
     ("wrap", "completes"),
     [
         (lambda model: model.with_retry(), True),

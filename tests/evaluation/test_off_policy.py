@@ -201,6 +201,13 @@ def test_chance_that_the_interval_takes_for_better_is_refused(served: Path, monk
     assert learn.choose(policy, logged).low <= 0 < 0.01 < lows[0]
 
 
+def test_few_distinct_questions_are_counted_as_such(served: Path, tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
+    simulated(served, log, lambda programs: 0.5, 30)
+    with pytest.raises(DataError, match=r"30 questions, \d\d of them distinct, .* \(it takes 60 distinct ones\)"):
+        learn.read(log, learn.Policy(SequentialCompositionalRetriever.from_pretrained(served)), {})
+
+
 def test_a_gain_that_is_no_number_is_not_sure(served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "read", lambda *_: None)
     monkeypatch.setattr(learn, "choose", lambda *_: learn.Change({}, *[np.nan] * 4, 100))

@@ -1,7 +1,10 @@
 """Threads: every read sees a pool that existed, while others add, replace and delete."""
 
+import asyncio
+import inspect
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -26,6 +29,22 @@ GROUP = 4
 @pytest.fixture(autouse=True)
 def approximate_from_the_first_row(monkeypatch):
     monkeypatch.setattr("langchain_rcr.index.faiss._SMALL", 0)
+
+
+async def test_what_is_cancelled_before_a_thread_is_free_is_closed():
+    """Python would warn of a coroutine that nobody awaited."""
+    loop, free = asyncio.get_running_loop(), threading.Event()
+    with ThreadPoolExecutor(1) as only:
+        loop.set_default_executor(only)
+        busy = loop.run_in_executor(None, free.wait)
+        work = asyncio.sleep(0)
+        task = asyncio.create_task(MemoryIndex().arun(work))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        assert inspect.getcoroutinestate(work) == inspect.CORO_CLOSED
+        free.set()
+        await busy
 
 
 def ids_of(number):

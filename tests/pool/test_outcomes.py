@@ -42,6 +42,10 @@ def test_an_outcome_may_come_later_and_the_last_one_counts(tmp_path: Path) -> No
     for outcome in (0, 1):
         log.outcome("r1", outcome)
     assert [each.outcome for each in log.read()] == [1.0, 0.5, None]
+    log.record("four", PICKS, None)
+    *_, last = log.read()
+    with pytest.raises(InputError, match="by the run that was recorded, not by None"):
+        log.outcome(last.run, 1.0)  # type: ignore[arg-type]
 
 
 def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:

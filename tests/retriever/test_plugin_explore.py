@@ -14,7 +14,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListLLM
-from langchain_core.runnables import RunnableLambda, RunnableParallel
+from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableParallel
 from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.langchain import LangChainTracer, wait_for_all_tracers
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -171,6 +171,17 @@ async def test_a_recorder_writes_each_question_of_a_chain_once(
     assert Counter(each.text for each in read) == Counter(["how many cats", "how many dogs", "how many red cats"])
     assert sorted(each.outcome for each in read if each.outcome is not None) == [0.0, 1.0, 1.0]
     assert len({each.run for each in read}) == 3
+
+
+def test_a_recorder_writes_how_much_the_call_explored(encoder: TriEncoder, tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    retriever = make(encoder, log=log, probabilities=False)
+    chain = retriever.configurable_fields(explore=ConfigurableField("explore")) | len
+    config: Any = {"callbacks": [OutcomeRecorder(retriever)]}
+    for explore in (0.5, 0.0):
+        chain.invoke(QUERY, {**config, "configurable": {"explore": explore}})
+    few_shot_prompt(retriever.model_copy(update={"explore": 2.0})).invoke({"source": QUERY}, config)
+    assert [(each.explore, all(each.probabilities)) for each in log.read()] == [(0.5, True), (0.0, False), (2.0, True)]
 
 
 @pytest.mark.parametrize("outcome", [lambda _: 1 / 0, lambda _: math.nan, lambda _: "good"])

@@ -70,7 +70,9 @@ def test_it_says_when_it_is_worth_its_time(
     retriever.add_example({"source": "where do the hens live", "target": "home(hens)"})
     assert retriever.needs_refit
     (said,) = caplog.records
-    assert said.message == "44 examples, many of them new to the fit: call refit(), or await arefit()"
+    assert said.message == (
+        "44 examples, many of them new to the fit: call refit(), or await arefit(), which fit to these examples alone"
+    )
     retriever.save(tmp_path)
     assert make.from_pretrained(tmp_path, embeddings=WordCounts()).needs_refit
     retriever.refit()

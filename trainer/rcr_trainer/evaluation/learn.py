@@ -288,8 +288,10 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
     used = 0 if logged is None else len(logged.asked)
     reasons = "; ".join(f"{count} {reason}" for reason, count in why.items() if count)
     logger.info("%d logged questions%s", used, f"; left out: {reasons}" if reasons else "")
-    if logged is None or len({*logged.asked.tolist()}) < 2 * FEW_PROGRAMS:
-        raise DataError(f"{log.path}: {used} questions are too few to learn from; left out: {reasons or 'none'}")
+    distinct = 0 if logged is None else len({*logged.asked.tolist()})
+    if logged is None or distinct < 2 * FEW_PROGRAMS:
+        few = f"{used} questions, {distinct} of them distinct, are too few to learn from"
+        raise DataError(f"{log.path}: {few} (it takes {2 * FEW_PROGRAMS} distinct ones); left out: {reasons or 'none'}")
     return logged
 
 
