@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,11 @@ _SMALL = 4096
 
 _RARE = 10
 """If fewer than one row in ten can be found, all of these are looked at, whatever the kind."""
+
+_CHANGING = threading.Lock()
+"""Held while a FAISS index changes: a fork waits, since its process would have half a change."""
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_CHANGING.acquire, after_in_parent=_CHANGING.release, after_in_child=_CHANGING.release)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +128,12 @@ class FaissIndex(LocalIndex):
     ) -> None:
         self.options = FaissOptions(kind, fp16, m, ef_construction, ef_search, nlist, nprobe, train_from)
         super().__init__()
+
+    def forked(self) -> None:
+        """See `LocalIndex.forked`."""
+        super().forked()
+        if isinstance(self._now, FaissTable):
+            self._now._shared.unlock()
 
     def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> Table:
         if self.options.kind == "ivf" and isinstance(vectors.candidate, SparseRows):
@@ -214,6 +226,10 @@ class _Shared:
 
     def __init__(self, index: Any) -> None:
         self._index = index
+        self.unlock()
+
+    def unlock(self) -> None:
+        """Let everybody in: nobody is inside."""
         self._inside, self._alone = 0, False
         self._queue = list[object]()
         self._turn = threading.Condition()
@@ -234,7 +250,7 @@ class _Shared:
 
     def append(self, vectors: FloatArray) -> None:
         for start in range(0, len(vectors), _AT_ONCE):
-            with self.entered(alone=True) as index:
+            with self.entered(alone=True) as index, _CHANGING:
                 index.add(np.ascontiguousarray(vectors[start : start + _AT_ONCE], dtype=np.float32))
 
     @contextmanager

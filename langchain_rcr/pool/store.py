@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import sys
 import threading
 import time
 import weakref
@@ -40,6 +41,8 @@ _REST = 9.0
 """The next fit waits this many times as long as the last one took, so fits take at most a tenth of the time."""
 _LONGEST_END_S = 10.0
 """How long the end of the process waits for a fit to notice it."""
+_OPENMP = {"faiss": "omp_set_num_threads", "torch": "set_num_threads"}
+"""Libraries whose threads don't exist in a forked process, where they would be waited for, and what says how many."""
 _ending = threading.Event()
 _threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 _stores: weakref.WeakSet[ExampleStore] = weakref.WeakSet()
@@ -374,6 +377,9 @@ def _forked() -> None:
         store._begin(store.now)
         if isinstance(store.index, LocalIndex):
             store.index.forked()
+    for library, limit in _OPENMP.items() if _stores else ():
+        if library in sys.modules:
+            getattr(sys.modules[library], limit)(1)
 
 
 if hasattr(os, "register_at_fork"):

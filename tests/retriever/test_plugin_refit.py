@@ -346,6 +346,45 @@ def test_a_process_forked_meanwhile_waits_for_no_other() -> None:
     assert subprocess.run(command, timeout=200, check=False).returncode == 0
 
 
+FORKING_THREADS = """
+import os, signal, sys, threading
+
+sys.path[:] = {path}
+import torch
+from test_plugin_refit import NEW, ROWS, WordCounts, make
+from langchain_rcr import FaissIndex
+
+questions, numbers = [row["source"] for row in [*ROWS, *NEW]], torch.ones(1_000_000)
+retriever = make.from_examples(ROWS, WordCounts(), language="functional", k=2, index=FaissIndex("hnsw"))
+before, total = retriever.batch(questions), (numbers * numbers).sum()  # both in several threads
+searching, done = threading.Event(), threading.Event()
+
+def search():
+    with retriever.store.index._now._shared.entered():
+        searching.set()
+        done.wait()
+
+threading.Thread(target=search).start()
+searching.wait()
+child = os.fork()
+if not child:
+    signal.alarm(60)
+    assert retriever.batch(questions) == before
+    assert (numbers * numbers).sum() == total
+    retriever.add_examples(NEW)
+    os._exit(0)
+done.set()
+sys.exit(os.waitpid(child, 0)[1])
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_process_forked_after_searches_waits_for_no_thread_of_its_parent() -> None:
+    command = [sys.executable, "-W", "ignore", "-c", FORKING_THREADS.format(path=sys.path)]
+    several = {**os.environ, "OMP_NUM_THREADS": "2"}
+    assert subprocess.run(command, env=several, timeout=200, check=False).returncode == 0
+
+
 def test_one_that_fails_says_so_and_is_not_tried_again(
     retriever: SequentialCompositionalRetriever, soon: None, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
