@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from langchain_rcr.basics.items import folded
 from langchain_rcr.programs import LANGUAGES, TOKENS, ProgramSpec, parse
 from langchain_rcr.programs.tree import chain
 from rcr_trainer.data.examples import Example, Split
@@ -180,17 +179,9 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Positions of held-out examples that training has too, and of those that it has with another program.
-
-    Case, spaces and Unicode's normal form don't count.
-    """
-    known = set(map(_plain, training))
+    """Positions of held-out examples that training has too (`plain`), and of those that it has with another program."""
+    known = {each.plain for each in training}
     questions = {source for source, _ in known}
-    pairs = [*map(_plain, held_out)]
+    pairs = [each.plain for each in held_out]
     both = [number for number, pair in enumerate(pairs) if pair in known]
     return both, [number for number, pair in enumerate(pairs) if pair[0] in questions and pair not in known]
-
-
-def _plain(example: Example) -> tuple[str, str]:
-    """Question and program, folded, with single spaces."""
-    return " ".join(folded(example.source).split()), " ".join(folded(example.target).split())

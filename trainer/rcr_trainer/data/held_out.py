@@ -29,8 +29,8 @@ _COMMON = 0.2
 class Barred(Sequence[IntArray]):
     """For each of Q queries, the pool positions that it may not get, ascending; found anew whenever they are read.
 
-    These are its own (by id, or question and program), those of other groups, and those of its fold. Kept, they would
-    take Q × N numbers: with groups, most of the pool is barred.
+    These are its own (by id, or `Example.plain`), those of other groups, and those of its fold. Kept, they would take
+    Q × N numbers: with groups, most of the pool is barred.
 
     Args:
         with_program: whether candidates with the query's own program are barred, too; one for all or (Q,).
@@ -48,7 +48,7 @@ class Barred(Sequence[IntArray]):
         numbers = defaultdict[object, int](count().__next__)  # equal traits have equal numbers
 
         def traits(example: Example, program: object) -> list[int]:
-            own = ("id", example.id), (example.source, example.target), ("program", program), ("group", example.group)
+            own = ("id", example.id), example.plain, ("program", program), ("group", example.group)
             return [numbers[trait] for trait in own]
 
         with_program = np.broadcast_to(with_program, len(queries))
