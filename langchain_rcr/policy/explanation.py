@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass
-from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -79,8 +78,7 @@ class Explanation:
             lines.append(_line(str(number), step.pick))
             lines += [_line("·", other) for other in step.runner_ups]
             if step.covered:
-                names = shorten(", ".join(step.covered), 90, placeholder=" …")
-                lines.append(f"{'':>4}  adds {len(step.covered)} structures: {names}")
+                lines.append(f"{'':>4}  adds {len(step.covered)} structures: {_short(', '.join(step.covered), 90)}")
         return printable("\n".join(lines))
 
 
@@ -124,5 +122,11 @@ async def explain(
 
 
 def _line(mark: str, one: Scored) -> str:
-    text = shorten(one.source, 70, placeholder=" …")
+    text = _short(one.source, 70)
     return f"{mark:>4}  {one.logit:8.3f} = {one.relevance:9.3f} {one.context:+9.3f}  {one.probability:6.1%}  {text}"
+
+
+def _short(text: str, most: int) -> str:
+    """On one line of at most `most` characters. Not `textwrap.shorten`, which needs spaces between words."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 2]} …"

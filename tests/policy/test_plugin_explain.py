@@ -82,6 +82,15 @@ def test_data_and_table(retriever: SequentialCompositionalRetriever) -> None:
     assert table[4].split(" structures: ")[1].startswith(explanation.steps[0].covered[0])
 
 
+def test_a_long_question_is_cut_though_it_has_no_spaces() -> None:
+    rows = [{"source": f"{n}件以上の" + "とても" * 40, "target": f"count({n})"} for n in range(3)]
+    retriever = SequentialCompositionalRetriever.from_encoder(lexical(rows, dim=8), rows, k=1)
+    shown = str(retriever.explain("1件以上の")).splitlines()[2].split("%  ")[1]
+    assert shown.startswith("1件以上のとても")
+    assert shown.endswith("も …")
+    assert len(shown) == 70
+
+
 def test_it_takes_the_same_options_as_selecting(retriever: SequentialCompositionalRetriever) -> None:
     explanation = retriever.explain(QUERY, filter={"db": "mice"}, k=3)
     assert sorted(step.pick.id for step in explanation.steps) == ["c", "f", "i"]
