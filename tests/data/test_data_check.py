@@ -170,6 +170,10 @@ def test_init_writes_settings_for_these_files(capsys, files):
     assert (config.data.source_key, config.data.target_key, config.program.language) == ("question", "query", "sql")
     said(capsys, "init", "--train", "train.jsonl")
     assert load_config(files / "config.yaml").evaluation.split == "dev"
+    keys = ("--target-key=query", "--language=sql:sqlite")
+    lines = said(capsys, "init", "--force", "--train", "train.jsonl", *keys, "--source-key", "question")
+    flags = "--source-key=question --target-key=query --language=sql:sqlite"  # without which it may not find the fields
+    assert lines[1] == f"Next: rcr-train data check train.jsonl {flags}"
     assert cli.main(["init", "--test", "test.csv", "other.yaml"]) == 2
 
 

@@ -144,7 +144,7 @@ BAD = [
     ("a.csv", "sep=,\n", {}, "holds no examples"),
     ("a.csv", 'source,target\na,b\nc,"d\ne,f\n', {}, "line 3: not readable as a table (unexpected end of data)"),
     ("a.csv", "source,target\ra,b\r", {}, "line 1: not readable as a table; its lines end in CR alone: save it"),
-    ("a.csv", b"source,target\na,b\nc,\xe9\n", {}, "line 3: not UTF-8 text"),
+    ("a.csv", b"source,target\na,b\nc,\xe9\n", {}, "line 3: not UTF-8 text (byte 3 of the line): save it as UTF-8"),
     ("a.csv", "source,target\n", {}, "holds no examples"),
     ("a.tsv", "source\ttarget\na\tb\tc\n", {}, "line 2: 3 fields, where the first line names 2"),
     ("a.txt", "a", {}, "unknown extension '.txt'; examples are read from .jsonl"),

@@ -71,7 +71,9 @@ def init(given: argparse.Namespace) -> None:
         return
     found = [f"{name.rpartition('.')[2]}: {value}" for name, value in values.items() if name != "data.task"]
     show(f"{path} written ({', '.join(found)})")
-    show(f"Next: {PROG} data check {_words(given.train, given.dev, given.test)}")
+    named = {"--source-key": given.source_key, "--target-key": given.target_key, "--language": given.language}
+    flags = "".join(f" {flag}={shlex.quote(value)}" for flag, value in named.items() if value is not None)
+    show(f"Next: {PROG} data check {_words(given.train, given.dev, given.test)}{flags}")
     show(f"then: {PROG} run {word}")
 
 

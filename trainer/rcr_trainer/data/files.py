@@ -350,8 +350,8 @@ def _decoded(data: bytes, path: Path, line: int) -> str:
     try:
         return data.decode("utf-8-sig" if line == 1 else "utf-8")
     except UnicodeDecodeError as error:
-        hint = ": it is UTF-16, save it as UTF-8" if line == 1 and data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
-        reason = f"not UTF-8 text (byte {error.start + 1} of the line){hint}"
+        known = "it is UTF-16, " if line == 1 and data[:2] in (BOM_UTF16_LE, BOM_UTF16_BE) else ""
+        reason = f"not UTF-8 text (byte {error.start + 1} of the line): {known}save it as UTF-8"
         raise DataError(f"{path}, line {line}: {reason}") from None
 
 
