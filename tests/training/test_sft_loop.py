@@ -18,6 +18,7 @@ from training import StopError, same_weights, stop_at
 from training import train_sft as train
 
 from langchain_rcr.errors import CheckpointError
+from langchain_rcr.families import get_family
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -317,6 +318,15 @@ def test_a_pool_smaller_than_k():
     allowed = FAST.model_copy(update={"exclude_own_program": False})
     with pytest.raises(DataError, match=r"give more examples, or lower sft.k$"):
         train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, allowed)
+
+
+def test_one_program_for_all_questions_is_refused_before_the_fit(monkeypatch):
+    pool = [Example(str(n), f"question {n}", f"answer(capital('{n}'))") for n in range(30)]
+    monkeypatch.setattr(get_family("structure"), "fit", lambda *_, **__: pytest.fail("it was fitted"))
+    advice = r"leaves a training query only 0 .* or set sft.exclude_own_program: false$"
+    for dev in (pool[:6], []):
+        with pytest.raises(DataError, match=advice):
+            train(TriEncoder.build("structure", items(pool), base=None), pool, pool, dev, SPEC, SFTSettings())
 
 
 def test_some_programs_do_not_parse():

@@ -114,16 +114,18 @@ class _SFT:
         """Fit E_x if its family can, also to development queries if those were taken from training."""
         family = self.model.family
         questions = [*self.queries, *(self.dev.queries if self.dev.are_training else ())]
+        held_out = self.dev
         if family.fits:
+            if not (held_out.queries and held_out.are_training):  # separate development questions are logged anyway
+                probes = self.queries[:: -(-len(self.queries) // _PROBES)]
+                held_out = Development(replace(self.job, dev=probes), self.held_out)
+            barred, own = held_out.supervision.forbidden, self.config.exclude_own_program
+            check_pool_size("sft", barred, len(self.job.pool), self.k, own_program=own)
             logger.info("fitting to %d training questions …", len(questions))
         family.fit(self.model.query, readable(query.item for query in questions), seed=self.job.seed)
         self.processes.broadcast(self.model)
         if not family.fits:
             return
-        held_out = self.dev
-        if not (held_out.queries and held_out.are_training):  # separate development questions are logged anyway
-            probes = self.queries[:: -(-len(self.queries) // _PROBES)]
-            held_out = Development(replace(self.job, dev=probes), self.held_out)
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
         logger.info(message, self._coverage(held_out), len(held_out.queries))
         self.pool_vectors = None  # a resumed stage loads other weights next
