@@ -20,10 +20,14 @@ def limit_threads(threads: int) -> None:
 @contextmanager
 def files_of(parser: argparse.ArgumentParser) -> Iterator[None]:
     """Exit with one line if a file that the arguments name can't be read."""
+    from langchain_rcr.errors import RCRError
+
     try:
         yield
     except OSError as error:
         parser.error(f"{error.filename}: {error.strerror}")
+    except RCRError as error:
+        parser.error(str(error))
 
 
 def sweep(cells: Iterable[tuple[str, Callable[[], Any]]], out: Path | None, **beside: Any) -> dict[str, Any]:

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from common import limit_threads, sweep, table
+from common import files_of, limit_threads, sweep, table
 
 SETS = "standard,csl_tmcd_1,covr-110,text2sql-scholar,covr-48,text2sql-atis"
 ADDED, TESTED = 100, 200
@@ -112,7 +112,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="JSON file to write")
     arguments = parser.parse_args()
     limit_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, files_of(parser):
         every = {name: loaded(name, arguments.data, Path(folder)) for name in arguments.sets.split(",")}
 
     results = sweep(

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common import limit_threads, table
+from common import files_of, limit_threads, table
 
 PARSER = Path(__file__).parent.parent / "examples" / "models" / "covr-parser"
 K = 4
@@ -233,7 +233,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--climb", type=int, default=0, help="logs from which changes are learnt one after the other")
     parser.add_argument("--threads", type=int, default=1, help="CPU threads (default 1)")
     parser.add_argument("--out", type=Path, required=True, help="JSON file to write")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.calibrated:
+        with files_of(parser):
+            options.calibrated = json.loads(options.calibrated.read_text(encoding="utf-8"))
+    return options
 
 
 def main() -> int:
@@ -251,7 +255,7 @@ def main() -> int:
     traffic = served(options.explore, options.train, options.distinct, options.seed, variant)
     results: dict[str, Any] = {}
     if options.calibrated:
-        traffic.slopes = np.array(json.loads(options.calibrated.read_text(encoding="utf-8"))["slopes"])
+        traffic.slopes = np.array(options.calibrated["slopes"])
     else:
         results["parser"] = traffic.calibrate(options.seed)
     results["slopes"] = traffic.slopes.tolist()

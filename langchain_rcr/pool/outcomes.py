@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -164,7 +164,7 @@ def checked_outcome(outcome: float | None) -> float | None:
     """The outcome as a float; an `InputError` if it is not a finite number."""
     if outcome is None:
         return None
-    if not isinstance(outcome, Real | np.bool_) or not math.isfinite(outcome):
+    if not isinstance(outcome, Real | np.bool_) or not abs(outcome) <= sys.float_info.max:
         raise InputError(f"an outcome must be a finite number, not {outcome!r:.80}")
     return float(outcome)
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from scipy import sparse
 
 
@@ -19,6 +20,13 @@ def test_the_table_counts_intervals_that_hold_the_truth(script: Any) -> None:
     assert "| lam 0.5 | +0.0100 | 0.980 | 1 of 2 | 0.0300 | 0 |" in text
     assert "| lam 2 | -0.0200 | 1.000 | 1 of 2 | 0.0300 | 1 |" in text
     assert text.endswith("1 of 2 logs led to a change, which earns +0.0100 to +0.0100 more.")
+
+
+def test_a_missing_file_is_one_line(script: Any, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.argv", ["learning.py", "--calibrated", "gone.json", "--out", "out.json"])
+    with pytest.raises(SystemExit, match="2"):
+        script.arguments()
+    assert capsys.readouterr().err.endswith("error: gone.json: No such file or directory\n")
 
 
 def test_picks_show_structures_of_the_gold_program(script: Any) -> None:

@@ -327,3 +327,17 @@ def test_a_signal_is_control_c(tiny, here, name):
     assert result.returncode == 130
     assert result.stderr.splitlines()[-1] == "rcr-train: interrupted (--resume continues the run)"
     assert json.loads((here / "runs" / "tiny" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback():
+    code = (
+        "import sys\n"
+        "class Stop:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'rcr_trainer.cli.command':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Stop())\n"
+        "import rcr_trainer.cli\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "")

@@ -148,8 +148,9 @@ def test_a_line_of_something_else_is_named(tmp_path: Path, line: str) -> None:
 
 def test_what_cant_be_recorded_is_refused(tmp_path: Path) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
-    with pytest.raises(InputError, match="an outcome must be a finite number, not nan"):
-        log.record("one", PICKS, float("nan"))
+    for endless in (float("nan"), float("-inf"), 10**400):
+        with pytest.raises(InputError, match="an outcome must be a finite number, not "):
+            log.record("one", PICKS, endless)
     assert outcomes.checked_outcome(np.bool_(True)) == 1.0
     with pytest.raises(InputError, match="not a pick of this retriever: id None, step None"):
         log.record("one", [(None, None, None)], 1)
