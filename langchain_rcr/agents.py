@@ -72,7 +72,7 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         result_key: str = "result",
     ) -> None:
         super().__init__()
-        self.keys = prompt_keys(selector, source_key, target_key)
+        self.keys = prompt_keys(selector, source_key, target_key, in_templates=False)
         self.selector = asked_by(selector, self.keys.query)
         self.variables = variables or self._last_question
         self.result_key = result_key

@@ -48,3 +48,6 @@ class MissingExtraError(RCRError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         self.package, self.extra = package, extra
         super().__init__(f"{package} is not installed: pip install 'langchain-rcr[{extra}]'")
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        return type(self), (self.package, self.extra)  # else a pool of processes would wait for it forever

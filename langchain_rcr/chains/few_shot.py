@@ -274,9 +274,14 @@ class _Shown:
 
 
 def prompt_keys(
-    selector: object, source_key: str | None = None, target_key: str | None = None, query_key: str | None = None
+    selector: object,
+    source_key: str | None = None,
+    target_key: str | None = None,
+    query_key: str | None = None,
+    *,
+    in_templates: bool = True,
 ) -> PromptKeys:
-    """The keys of a prompt over a selector's picks; for None and errors see `few_shot_prompt`."""
+    """The keys of a prompt over a selector's picks, which a template may name; see `few_shot_prompt`."""
     own = getattr(selector, "source_keys", ())
     if source_key is None and len(own) > 1:
         several = ", ".join(map(repr, own))
@@ -285,7 +290,7 @@ def prompt_keys(
     target_key = target_key or getattr(selector, "target_key", None) or "target"
     asked = getattr(selector, "input_keys", None) or []
     keys = PromptKeys(source_key, target_key, query_key or (asked[0] if len(asked) == 1 else source_key))
-    for key in keys:
+    for key in keys if in_templates else ():
         if not (isinstance(key, str) and key.isidentifier()):
             raise InputError(f"{key!r} can't be the name of a template variable: letters, digits and underscores only")
         if key in ("self", "stop"):

@@ -50,8 +50,8 @@ class OutcomeRecorder(BaseCallbackHandler):
         self._waiting = set[UUID]()
         """Outermost runs that wait for a human."""
 
-    def on_chain_start(
-        self, serialized: Any, inputs: Any, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    def on_chain_start(  # type: ignore[override]  # a tool's run gets `inputs` by name as well
+        self, serialized: Any, given: Any, /, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
     ) -> None:
         """A run begins."""
         self._root[run_id] = run_id if parent_run_id is None else self._root.get(parent_run_id, run_id)
@@ -75,10 +75,6 @@ class OutcomeRecorder(BaseCallbackHandler):
         elif root is not None and type(error).__name__ == "GraphInterrupt":  # LangGraph's, which is no dependency
             self._waiting.add(root)
 
-    def on_tool_start(self, serialized: Any, input_str: str, *, run_id: UUID, **kwargs: Any) -> None:
-        """A tool begins; it may contain the retriever, so it counts as a run."""
-        self.on_chain_start(serialized, input_str, run_id=run_id, parent_run_id=kwargs.get("parent_run_id"))
-
     def on_retriever_start(
         self, serialized: Any, query: str, *, metadata: Mapping[str, Any] | None = None, run_id: UUID, **kwargs: Any
     ) -> None:
@@ -97,6 +93,7 @@ class OutcomeRecorder(BaseCallbackHandler):
         if root == run_id:  # a retriever without a chain
             self._write(root, None)
 
+    on_tool_start = on_chain_start  # type: ignore[assignment]  # a tool may contain the retriever
     on_tool_end = on_chain_end  # type: ignore[assignment]  # passed by position
     on_tool_error = on_retriever_error = on_chain_error
 

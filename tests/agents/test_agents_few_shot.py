@@ -156,6 +156,15 @@ def test_programs_that_are_no_calls_are_texts() -> None:
     assert _messages(retriever, "add 2") == [HumanMessage("add 2"), AIMessage("add(2)"), HumanMessage("add 2")]
 
 
+def test_keys_may_be_any_names() -> None:
+    """As the columns of a spreadsheet; they enter no template."""
+    rows = [{"User question": f"add {n}", "tool-call": f"add({n})"} for n in range(3)]
+    keys = {"source_key": "User question", "target_key": "tool-call"}
+    encoder = lexical(rows, 8, keys=("User question", "tool-call"))
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, rows, k=1, **keys)
+    assert _messages(retriever, "add 2")[1] == AIMessage("add(2)")
+
+
 def test_several_calls_have_a_result_each() -> None:
     calls = f"[{_call('a', n=1, deep={'x': [2.5, None]})}, {_call('b')}]"
     rows = [{"source": "both", "target": calls, "result": ["one", "two"]}]

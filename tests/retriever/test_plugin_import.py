@@ -1,6 +1,7 @@
 """`import langchain_rcr` is light, and every name it promises is there, whichever extras are installed."""
 
 import json
+import pickle
 import subprocess
 import sys
 from importlib.metadata import version
@@ -109,6 +110,13 @@ except MissingExtraError as error:
     print(error)
 """
     assert _python(code).strip() == "sqlglot is not installed: pip install 'langchain-rcr[sql]'"
+
+
+def test_a_missing_extra_comes_back_from_another_process() -> None:
+    """`multiprocessing.Pool` waits for ever for an error that it can't unpickle."""
+    told = langchain_rcr.MissingExtraError("sqlglot", "sql")
+    back = pickle.loads(pickle.dumps(told))
+    assert (str(back), back.extra) == (str(told), "sql")
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:
