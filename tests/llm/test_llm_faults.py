@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from email.utils import formatdate
 from typing import Any
@@ -9,8 +10,10 @@ from typing import Any
 import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm import faults
+from rcr_trainer.llm.client import completed
 from rcr_trainer.llm.faults import (
     AccessError,
+    FailedResponseError,
     Fault,
     LLMError,
     MalformedResponseError,
@@ -107,6 +110,18 @@ def test_errors_that_a_retry_cannot_fix_stop_with_advice(error: Exception, kind:
 def test_what_a_server_says_in_a_form_of_its_own_is_quoted() -> None:
     for body in ({"detail": [{"msg": "field required"}]}, "field required"):  # FastAPI's, LM Studio's
         assert "field required" in str(diagnose(StatusError(422, "Error code: 422", body)).error)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "said"),
+    [
+        ({"choices": [{"message": {"content": "SELECT"}, "finish_reason": "abort"}]}, FailedResponseError, "abort"),
+        ({"status": {"code": 1004, "message": "invalid api key"}}, MalformedResponseError, "invalid api key"),
+    ],
+)
+def test_what_a_server_could_not_finish_is_no_answer_and_what_it_says_instead_is_quoted(body, kind, said) -> None:
+    with pytest.raises(kind, match=said):
+        completed(json.dumps(body).encode())
 
 
 def test_a_filtered_prompt_is_a_refusal() -> None:

@@ -367,11 +367,12 @@ def completed(content: bytes) -> bytes:
     if body.get("error"):
         raise FailedResponseError(body["error"], charged=bool(choices))
     if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise MalformedResponseError("no choices")
-    for choice in choices:  # OpenRouter's place for what failed while the model wrote
-        if choice.get("error") or choice.get("finish_reason") == "error":
-            raise FailedResponseError(choice.get("error"), charged=True)
+        raise MalformedResponseError(f"no choices: {content[:200]!r}")
     for choice in choices:
+        ending = choice.get("finish_reason")
+        # What failed while the model wrote, as OpenRouter says it, or vLLM and SGLang.
+        if choice.get("error") or ending in ("error", "abort"):
+            raise FailedResponseError(choice.get("error") or f"finish_reason {ending}", charged=True)
         if "message" not in choice:
             choice["text"] = choice.get("text") or ""
     told = usage if isinstance(usage, dict) else {}

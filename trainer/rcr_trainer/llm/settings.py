@@ -126,8 +126,8 @@ class LLMSettings(Section, use_attribute_docstrings=True):
         for name in ONE_ANSWER:
             value, most = self.extra_body.get(name), {"n": 1, "best_of": 1, "stream": 0}.get(name, self.max_tokens)
             if value is not None and not (isinstance(value, int) and 0 <= value <= most):
-                advice = "a call is for one whole answer of at most llm.max_tokens, by which budgets reckon"
-                raise ValueError(f"llm.extra_body: leave out {name}: {advice}")
+                advice = f"a call is for one whole answer of at most llm.max_tokens = {self.max_tokens}"
+                raise ValueError(f"llm.extra_body: {name} must be at most {most}, or left out: {advice}")
         if self.budget_money is not None and self.price_prompt is None:
             raise ValueError(f"llm.budget_money = {self.budget_money} needs llm.price_prompt and llm.price_completion")
         return self
