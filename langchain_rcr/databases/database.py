@@ -152,7 +152,7 @@ class Database(AbstractContextManager["Database"]):
             raise self._fault(reply["fault"])
         if "refused" in reply:
             raise ProgramError(reply["refused"])
-        return _rows(reply)
+        return rows_of(reply)
 
     def _fault(self, said: str) -> InputError:
         return InputError(f"{self._complaint}{' '.join(said.split())}")
@@ -174,7 +174,7 @@ class Database(AbstractContextManager["Database"]):
             reply = process.ask(_STILL_RUNNING.format(", ".join(f"({pid}, {now - since})" for pid, since in overruns)))
             self._put_back(process, reply)
             for overrun in overruns if "rows" in reply else ():  # if that isn't known, they still count
-                if (overrun[0],) not in _rows(reply):
+                if (overrun[0],) not in rows_of(reply):
                     self._overruns.remove(overrun)
                     self._places.release()
 
@@ -274,7 +274,7 @@ class _Process:
         return found
 
 
-def _rows(reply: Mapping[str, Any]) -> list[tuple[Any, ...]]:
+def rows_of(reply: Mapping[str, Any]) -> list[tuple[Any, ...]]:
     """The rows of a reply, which has them as lists of columns, each for some of the rows."""
     return [row for columns in reply["rows"] for row in zip(*columns, strict=True)]
 

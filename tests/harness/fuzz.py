@@ -46,10 +46,10 @@ from toys import lexical, reseal
 from langchain_rcr import Item, RCRError, SequentialCompositionalRetriever, TriEncoder, open_database
 from langchain_rcr.chains.answers import program_of
 from langchain_rcr.databases import worker as query_worker
-from langchain_rcr.databases.database import Database, received
+from langchain_rcr.databases.database import Database, received, rows_of
 from langchain_rcr.databases.results import Result
 from langchain_rcr.errors import ProgramError
-from langchain_rcr.families import encoder, pooled
+from langchain_rcr.families import encoding, pooled
 from langchain_rcr.index.filters import Not, matches, parse_filter
 from langchain_rcr.programs import LANGUAGES, ProgramSpec, anonymize, get_parser, local_structures
 
@@ -163,7 +163,7 @@ def forged(folder: Path) -> Iterator[None]:
     meta = json.loads((folder / "tri_encoder.json").read_text())
     fingerprint = meta.get("fingerprint") if isinstance(meta, dict) else None
     with (
-        mock.patch.object(encoder, "check_digest"),
+        mock.patch.object(encoding, "check_digest"),
         mock.patch.object(pooled, "check_digest"),
         mock.patch.object(TriEncoder, "fingerprint", return_value=fingerprint),
     ):
@@ -262,7 +262,8 @@ def results(fuzz: Fuzz) -> str:
         assert (found := Result.of(rows)) is not None
         assert found == Result.of(list(rows))
         return "sqlite: rows"
-    rows = [tuple(fuzz.some(fuzz.column_value, 0)) for _ in range(fuzz.random.randint(0, 3))]
+    width = fuzz.random.randint(1, 3)
+    rows = [tuple(fuzz.some(fuzz.column_value, width, width)) for _ in range(fuzz.random.randint(0, 3))]
     passed_on = over_the_wire(rows)
     if passed_on is None:
         return "rows: not passed on"
@@ -276,11 +277,11 @@ def results(fuzz: Fuzz) -> str:
 def over_the_wire(rows: list[Any]) -> list[Any] | None:
     """Rows as they come back from the process that runs queries; None where they can't."""
     try:
-        line, attached = query_worker.table([rows], "tag", 10, 1 << 23)
+        line, attached = query_worker.table([rows] if rows else [], "tag", 10, 1 << 23)
     except (RecursionError, ValueError):  # it refuses these
         return None
     reply = received(f'{{"rows":[{line}]}}', memoryview(b"".join(attached)), "tag")
-    return [tuple(row) for row in reply["rows"]] if "rows" in reply else None
+    return rows_of(reply) if "rows" in reply else None
 
 
 def cache_keys(fuzz: Fuzz) -> str:
