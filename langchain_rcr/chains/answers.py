@@ -35,19 +35,12 @@ _TRIED = 64
 
 
 class Reading(NamedTuple):
-    """What was found in an answer.
+    """What was found in an answer."""
 
-    Attributes:
-        program: the first of its `candidates` that parses; None if none does.
-        tree: the parser's result for it.
-        complaint: why the likeliest text is not a program; None if there is a program.
-        likeliest: the first candidate, whether or not it parses; None if there is none.
-    """
-
-    program: str | None
-    tree: Any
-    complaint: str | None
-    likeliest: str | None = None
+    program: str | None  # the first of its `candidates` that parses; None if none does
+    tree: Any  # the parser's result for it
+    complaint: str | None  # why the likeliest text is not a program; None if there is a program
+    likeliest: str | None = None  # the first candidate, whether or not it parses; None if there is none
 
 
 def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.labels) -> str | None:

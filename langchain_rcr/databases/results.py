@@ -30,14 +30,10 @@ class Result:
     """What a program returned, as digests, since a caller remembers many results and some are long.
 
     For a list of tuples of one length, which are a query's rows, the order of columns doesn't matter.
-
-    Args:
-        in_order: digest of the result with its rows in order.
-        rows: digest of its rows in any order.
     """
 
-    in_order: str
-    rows: str
+    in_order: str  # digest of the result with its rows in order
+    rows: str  # digest of its rows in any order
 
     @classmethod
     def of(cls, value: Any) -> Result | None:

@@ -21,41 +21,26 @@ Structures = Callable[[str], Collection[str]]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A candidate at one step.
+    """A candidate at one step."""
 
-    Args:
-        id: the example's id.
-        source: its question.
-        target: its program.
-        logit: relevance + context.
-        relevance: its logit for the question alone, before anything is picked.
-        context: what the picks before this step added to its logit (negative: subtracted from it).
-        probability: π among the candidates left at this step.
-    """
-
-    id: str
-    source: str
-    target: str
-    logit: float
-    relevance: float
-    context: float
-    probability: float
+    id: str  # the example's
+    source: str  # its question
+    target: str  # its program
+    logit: float  # relevance + context
+    relevance: float  # its logit for the question alone, before anything is picked
+    context: float  # what the picks before this step added to its logit (negative: subtracted from it)
+    probability: float  # π among the candidates left at this step
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One pick and what it was picked from.
-
-    Args:
-        pick: the candidate picked.
-        runner_ups: the best of the others at this step, best first. One may have a larger logit than the pick: beams
-            and constraints (same program, token budget) skip candidates.
-        covered: local structures of the pick's program that no earlier pick has, sorted; empty if it doesn't parse.
-    """
+    """One pick and what it was picked from."""
 
     pick: Scored
+    # The best of the others, best first. One may have a larger logit than the pick: beams and constraints (same
+    # program, token budget) skip candidates.
     runner_ups: tuple[Scored, ...]
-    covered: tuple[str, ...]
+    covered: tuple[str, ...]  # structures of its program that no earlier pick has, sorted; empty if it doesn't parse
 
 
 @dataclass(frozen=True, slots=True)

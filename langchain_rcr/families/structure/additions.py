@@ -52,29 +52,17 @@ class Additions(Vocabulary):
 
 @dataclass(frozen=True, slots=True)
 class Grown:
-    """What M training questions and A added ones tell, by ridge regression.
+    """What M training questions and A added ones tell, by ridge regression."""
 
-    Args:
-        landmarks: the training questions.
-        inverse: (M + A, M + A) the inverse G of the kernel plus the ridge.
-        dual: (M + A, C) weights of the columns, the spare ones last.
-        mean: (C,) the prediction where nothing is near.
-        sole: see `sole_homes`.
-        added: the added questions.
-        questions: their texts.
-        has: (A, C) which columns their programs have.
-        labels: which questions need a new label; None: there is none.
-    """
-
-    landmarks: Views
-    inverse: FloatArray
-    dual: FloatArray
-    mean: FloatArray
-    sole: IntArray
-    added: Views
-    questions: Sequence[str]
-    has: FloatArray
-    labels: NewLabels | None = None
+    landmarks: Views  # the training questions
+    inverse: FloatArray  # (M + A, M + A) the inverse G of the kernel plus the ridge
+    dual: FloatArray  # (M + A, C) weights of the columns, the spare ones last
+    mean: FloatArray  # (C,) the prediction where nothing is near
+    sole: IntArray  # see `sole_homes`
+    added: Views  # the added questions
+    questions: Sequence[str]  # their texts
+    has: FloatArray  # (A, C) which columns their programs have
+    labels: NewLabels | None = None  # which questions need a new label; None: there is none
 
     def likeness(self, views: Views) -> FloatArray:
         """(N, M + A)."""

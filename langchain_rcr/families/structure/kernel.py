@@ -45,19 +45,12 @@ _ALL = 0.999
 
 @dataclass(slots=True)
 class Views:
-    """N questions as the kernel sees them: new ones, or the training landmarks that these are compared with.
+    """N questions as the kernel sees them: new ones, or the training landmarks that these are compared with."""
 
-    Args:
-        vectors: (N, d) unit vectors of the whole text; d = 0: there are none.
-        tokens: (N, r) unit vectors of the bags of words in context; r = 0: there are none.
-        bags: (N, V) n-grams.
-        homes: (N,) hashes of their homes (`Item.home`); 0: none.
-    """
-
-    vectors: NDArray[np.float32]
-    tokens: NDArray[np.float32]
-    bags: SparseRows
-    homes: NDArray[np.int64]
+    vectors: NDArray[np.float32]  # (N, d) unit vectors of the whole text; d = 0: there are none
+    tokens: NDArray[np.float32]  # (N, r) unit vectors of the bags of words in context; r = 0: there are none
+    bags: SparseRows  # (N, V) n-grams
+    homes: NDArray[np.int64]  # (N,) hashes of their homes (`Item.home`); 0: none
 
     def followed_by(self, others: Views) -> Views:
         """These questions and then the others."""

@@ -62,29 +62,19 @@ if hasattr(os, "register_at_fork"):  # a fork waits, since in its process nobody
 
 @dataclass(frozen=True, slots=True)
 class Needs:
-    """N featurised questions. Fields that are None are as for questions that E_x was not fitted to.
+    """N featurised questions. Fields that are None are as for questions that E_x was not fitted to."""
 
-    Args:
-        likeness: (N, M) the similarity of each to each of M training questions.
-        local: (N, C) what its phrases say about each column of `Inventory.small`.
-        words: (N, WORDS) 1 in the columns of the question's words.
-        homes: (N, HOMES) see `home_rows`; (N, 0) if there are no home columns.
-        vectors: (N, d) frozen vectors; d = 0: there are none.
-        raw: (N, D) likelihoods that replace those predicted by the landmarks alone. For training questions they are
-            made without their folds, as for a held-out question; for others, with added questions as landmarks.
-        shift: (N, S) what a draft adds to the log-odds of each structure.
-        new: (N, SPARE) likelihoods of new labels; see `NewLabels`.
-        useful: (N, columns) the weight of each column, less if only the programs of one other home have it.
-    """
-
-    likeness: NDArray[np.float32]
-    local: NDArray[np.float32]
-    words: NDArray[np.float32]
-    homes: NDArray[np.float32]
-    vectors: NDArray[np.float32]
+    likeness: NDArray[np.float32]  # (N, M) the similarity of each to each of M training questions
+    local: NDArray[np.float32]  # (N, C) what its phrases say about each column of `Inventory.small`
+    words: NDArray[np.float32]  # (N, WORDS) 1 in the columns of the question's words
+    homes: NDArray[np.float32]  # (N, HOMES) see `home_rows`; (N, 0) if there are no home columns
+    vectors: NDArray[np.float32]  # (N, d) frozen vectors; d = 0: there are none
+    # (N, D) likelihoods that replace those predicted by the landmarks alone. For training questions they are made
+    # without their folds, as for a held-out question; for others, with added questions as landmarks.
     raw: NDArray[np.float32] | None = None
-    shift: NDArray[np.float32] | None = None
-    new: NDArray[np.float32] | None = None
+    shift: NDArray[np.float32] | None = None  # (N, S) what a draft adds to the log-odds of each structure
+    new: NDArray[np.float32] | None = None  # (N, SPARE) likelihoods of new labels; see `NewLabels`
+    # (N, columns) the weight of each column, less if only the programs of one other home have it
     useful: NDArray[np.float32] | None = None
 
     def __len__(self) -> int:

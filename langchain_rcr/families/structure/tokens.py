@@ -33,18 +33,12 @@ class TokenBags:
 
     A token weighs −log of the share of training tokens similar to it. Exact for texts whose tokens are among the K
     anchors, otherwise the Nyström approximation. Anchors are far apart, so that rare words have their own.
-
-    Args:
-        centre: (d,) the mean of the training tokens.
-        anchors: (K, d) some of them, minus the centre, as unit vectors.
-        mass: (K,) the share of training tokens nearest to each.
-        root: (K, rank) the inverse root of the anchors' kernel.
     """
 
-    centre: FloatArray
-    anchors: FloatArray
-    mass: FloatArray
-    root: FloatArray
+    centre: FloatArray  # (d,) the mean of the training tokens
+    anchors: FloatArray  # (K, d) some of them, minus the centre, as unit vectors
+    mass: FloatArray  # (K,) the share of training tokens nearest to each
+    root: FloatArray  # (K, rank) the inverse root of the anchors' kernel
 
     @classmethod
     def fit(cls, texts: Sequence[FloatArray]) -> TokenBags:
