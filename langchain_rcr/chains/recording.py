@@ -8,7 +8,9 @@ from uuid import UUID
 
 from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
+from langchain_core.runnables import Runnable
 
+from langchain_rcr.chains.few_shot import innermost
 from langchain_rcr.errors import InputError
 from langchain_rcr.pool.outcomes import OutcomeLog, checked_outcome
 from langchain_rcr.retriever import SequentialCompositionalRetriever
@@ -25,7 +27,7 @@ class OutcomeRecorder(BaseCallbackHandler):
     aren't recorded. If there were several picks for a question, as with drafts, the last count.
 
     Args:
-        retriever: ours, with a `log`.
+        retriever: ours, bare or wrapped, with a `log`.
         outcome: says how good the chain's output is. If it is None, returns None or fails, which LangChain logs, the
             outcome comes later, by run (`OutcomeLog.outcome`, `record_feedback`). It isn't asked about an agent's run
             that waits for a human.
@@ -35,12 +37,13 @@ class OutcomeRecorder(BaseCallbackHandler):
     """
 
     def __init__(
-        self, retriever: SequentialCompositionalRetriever, outcome: Callable[[Any], float | None] | None = None
+        self, retriever: Runnable[str, list[Document]], outcome: Callable[[Any], float | None] | None = None
     ) -> None:
         # Check now: LangChain only logs what a handler raises later.
-        if getattr(retriever, "log", None) is None:
+        ours = innermost(retriever)
+        if not isinstance(ours, SequentialCompositionalRetriever) or ours.log is None:
             raise InputError('a recorder needs a retriever of ours with a log: log=OutcomeLog("outcomes.jsonl")')
-        self._retriever, self._outcome = retriever, outcome
+        self._retriever, self._outcome = ours, outcome
         self._root: dict[UUID, UUID] = {}
         """Run → its outermost run, while that is ongoing."""
         self._asked: dict[UUID, tuple[str, float]] = {}

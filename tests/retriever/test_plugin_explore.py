@@ -176,8 +176,9 @@ async def test_a_recorder_writes_each_question_of_a_chain_once(
 def test_a_recorder_writes_how_much_the_call_explored(encoder: TriEncoder, tmp_path: Path) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
     retriever = make(encoder, log=log, probabilities=False)
-    chain = retriever.configurable_fields(explore=ConfigurableField("explore")) | len
-    config: Any = {"callbacks": [OutcomeRecorder(retriever)]}
+    configured = retriever.configurable_fields(explore=ConfigurableField("explore"))
+    chain = configured | len
+    config: Any = {"callbacks": [OutcomeRecorder(configured)]}
     for explore in (0.5, 0.0):
         chain.invoke(QUERY, {**config, "configurable": {"explore": explore}})
     few_shot_prompt(retriever.model_copy(update={"explore": 2.0})).invoke({"source": QUERY}, config)
