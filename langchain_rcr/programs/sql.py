@@ -56,7 +56,8 @@ _JINJA = re.compile(
     r"""'[^']*'|"[^"]*"|--[^\n]*|/\*.*?(?:\*/|\Z)|(\{\{.*?\}\}|\{%.*?%\}|\{\#.*?\#\})|(\{[{%\#].*)""", re.DOTALL
 )
 _LEAF = re.compile(rf"{PLACEHOLDER}([0-9]{{1,3}})__")
-_CLAUSES = "FROM|WHERE|AND|OR|ON|USING|JOIN|LEFT|RIGHT|INNER|FULL|CROSS|NATURAL|GROUP|HAVING|ORDER|LIMIT|UNION|EXCEPT"
+_CLAUSES = "FROM|WHERE|AND|OR|ON|USING|JOIN|LEFT|RIGHT|INNER|FULL|CROSS|NATURAL|GROUP|HAVING|ORDER|LIMIT"
+_CLAUSES += r"|(?:UNION|INTERSECT|EXCEPT)(?:(?:\s+ALL)?\s+\(?SELECT)?"
 # Capitalised, such a word begins a sentence.
 _CONTINUED = rf"(?:[ \t]++\S|[,)]|(?:{_CLAUSES}|{_CLAUSES.lower()})\b)"
 _BLANK_LINE = re.compile(rf"\n[ \t\r]*\n(?!\s*{_CONTINUED})")

@@ -139,6 +139,7 @@ def test_a_query_with_blank_lines_stays_whole(form: str) -> None:
         "```sql\nselect count(*)\n\nfrom a\nwhere b = 'O'Brien'\n```",
         "So:\n\nSELECT COUNT(*) AS n\n  FROM a WHERE b = 'O'Brien'\n\nIt counts.",
         "SELECT COUNT(*)\nFROM a\nWHERE b > (SELECT",
+        "SELECT a\nFROM b\nINTERSECT\nSELECT a\nFROM b\nWHERE c = 'O'Brien'",
         "SELECT a FROM (\n\n  SELECT b FROM c",
         "I can't select that. With more time I would.",
         "Please update the schema: it has no such table.",
@@ -194,7 +195,7 @@ def test_forms_of_other_languages(answer: str, language: str, program: str) -> N
 
 
 def test_words_behind_a_query_of_several_lines_end_it() -> None:
-    query = "SELECT COUNT(*)\n  , b\nFROM a\nLEFT JOIN c USING (d)\nGROUP BY b"
+    query = "SELECT COUNT(*)\n  , b\nFROM a\nLEFT JOIN c USING (d)\nGROUP BY b\nUNION ALL\nSELECT 1, 2"
     for form in ("{}\nFrom this you can see how many there are.", "```sql\n{}\nThis counts.\n```"):
         assert program_of(form.format(query), "sql") == query
 

@@ -236,7 +236,9 @@ class Calls:
 
     async def _back_off(self, fault: Fault, attempt: int) -> None:
         doubled = self._settings.backoff * 2.0 ** min(attempt - 1, 99)
-        wait = min(_LONGEST_BACKOFF_S, doubled) * self._jitter.uniform(0.5, 1)
+        # Most limits on rates are for a minute, which the default attempts must outlast.
+        times, least = (4, 0.75) if fault.reason == "429" else (1, 0.5)
+        wait = min(_LONGEST_BACKOFF_S, times * doubled) * self._jitter.uniform(least, 1)
         if fault.wait:  # 0, or a time that has passed by this clock, says nothing
             if fault.wait > _LONGEST_WAIT_S:
                 raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")

@@ -53,7 +53,7 @@ class LLMSettings(Section, use_attribute_docstrings=True):
     attempts: int = Field(6, ge=1)
     """Attempts per prompt before the run stops."""
     backoff: float = Field(1.0, ge=0)
-    """Seconds before the second attempt; doubled before each further one."""
+    """Seconds before the second attempt, doubled before each further one; fourfold if a rate limit names no time."""
     batch_size: int = Field(16, ge=1)
     """kind local: prompts decoded together."""
     device: Device = "auto"
