@@ -167,8 +167,10 @@ class Client:
 
 def canonical(value: object) -> str:
     """A text that is equal for exactly those values that are the same JSON when sent."""
-    # Names of several types can't be sorted until they are text.
-    return json.dumps(json.loads(json.dumps(value, default=repr)), sort_keys=True)
+    try:
+        return json.dumps(value, sort_keys=True, default=repr)
+    except TypeError:  # names of several types can't be sorted until they are text
+        return json.dumps(json.loads(json.dumps(value, default=repr)), sort_keys=True)
 
 
 def plain(text: str) -> str:
