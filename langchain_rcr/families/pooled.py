@@ -114,9 +114,18 @@ class PooledTransformer(nn.Module):
         pooling: mean over the tokens, or the first token's vector.
         max_length: tokens read of a text; the rest is cut off.
         saved: whether the folder is part of a checkpoint, which anybody may have written (`_check_saved_model`).
+        offline: whether a hub name is looked for in the hub's cache only.
     """
 
-    def __init__(self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False) -> None:
+    def __init__(
+        self,
+        base: str,
+        *,
+        pooling: Pooling = "mean",
+        max_length: int = 256,
+        saved: bool = False,
+        offline: bool = False,
+    ) -> None:
         super().__init__()
         if pooling not in get_args(Pooling):
             raise InputError(f"pooling must be one of {', '.join(get_args(Pooling))}, not {show(pooling)}")
@@ -124,7 +133,7 @@ class PooledTransformer(nn.Module):
         folder = model_folder(base)
         local = Path(folder).is_dir()
         # A local model needs neither the hub nor the user's token, whatever it references.
-        options = {"trust_remote_code": False, "local_files_only": local, "token": False if local else None}
+        options = {"trust_remote_code": False, "local_files_only": local or offline, "token": False if local else None}
         with undisturbed(), refusing(f"model '{base}' can't be loaded (a hub name, a local folder or package:NAME)"):
             from transformers import AutoModel, AutoTokenizer
 

@@ -10,11 +10,12 @@ from places import DATA, ROOT
 from rcr_trainer import baselines
 from rcr_trainer.cli import TABLES as NAMES
 from rcr_trainer.errors import ConfigError, DataError
+from rcr_trainer.paper import sweep as sweep_module
 from rcr_trainer.paper.results import Result, cell
 from rcr_trainer.paper.splits import COVR, GEOQUERY, named_splits, split_settings
 from rcr_trainer.paper.sweep import Outcome, Sweep
 from rcr_trainer.paper.tables import RIVALS, TABLES, Row, name_of, paper_figure, published
-from rcr_trainer.runs.layers import given_settings, load_config, merged
+from rcr_trainer.runs.layers import given_settings, load_config, merged, to_yaml
 from rcr_trainer.runs.tasks import load_split
 from rcr_trainer.settings import DataSettings, Settings
 
@@ -204,6 +205,38 @@ def test_the_papers_own_settings_fit_every_split(tmp_path):
     assert not Sweep(TABLES["rl"], ["csl_template_1"], [0], tmp_path, DATA, raw).cells[0].config.data.anonymize_values
 
 
+def test_a_comparison_that_is_not_done_is_not_widened(tmp_path, monkeypatch):
+    """Whoever finds that the rivals cost too much names fewer, and goes on with the run."""
+
+    def last(*names):
+        return Sweep(TABLES["main"], ["covr-110"], [0], tmp_path, tmp_path, {"llm": CHAT}, names).cells[1].config
+
+    folder, record = tmp_path / "covr-110-0-grpo", {"format_version": 1, "status": "finished", "stages": {}}
+    folder.mkdir()
+    (folder / "config.yaml").write_text(to_yaml(last("bm25", "dense", "random")), encoding="utf-8")
+    for stages, wanted in (({}, ["bm25"]), ({"evaluation": {}}, ["random", "bm25", "dense"])):
+        (folder / "run.json").write_text(json.dumps({**record, "stages": stages}), encoding="utf-8")
+        assert last("bm25").evaluation.selectors == wanted
+    assert last("mmr").evaluation.selectors == ["mmr"]
+
+
+def test_without_a_network_the_hub_is_not_waited_for(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    opened = []
+
+    def away(*_, **__):
+        raise ConnectionError
+
+    monkeypatch.setattr("huggingface_hub.utils.http_backoff", away)
+    monkeypatch.setattr(
+        "langchain_rcr.families.pooled.PooledTransformer", lambda *given, **more: opened.append((given, more))
+    )
+    sweep_module._hub_answers.cache_clear()
+    for base in ("me/my-model", str(tmp_path)):
+        assert sweep_module._unopened(base) == ""
+    assert opened == [(("me/my-model",), {"offline": True}), ((str(tmp_path),), {"offline": False})]
+
+
 def test_the_papers_settings_are_those_of_its_file_and_the_structure_familys_row_has_its_own(tmp_path):
     """Beside what the file has for a run of its own: the split, GRPO off."""
     config = ROOT / "examples" / "configs" / "paper_geoquery.yaml"
@@ -306,6 +339,13 @@ def test_markdown_has_rows_by_splits_and_the_papers_figures_in_brackets():
     means = text.split("## ")[2].splitlines()
     assert means[2] == "| main | exact match % | coverage % |"
     assert means[4] == "| BM25 | 42.0 ± 1.4 | 84.0 ± 2.8 |"
+
+
+def test_means_over_fewer_runs_are_named():
+    """As an interrupted table has them; BM25's mean is of the easier split alone."""
+    said = "Fewer than the 6 runs of other rows, so not to be compared: my_own 1, BM25 2."
+    assert main_table().markdown().endswith(f"\n\n{said}\n")
+    assert "Fewer" not in main_table(OUTCOMES[:6]).markdown()
 
 
 def test_who_is_left_out_is_said():

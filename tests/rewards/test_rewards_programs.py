@@ -200,6 +200,28 @@ def test_a_reward_that_the_empty_text_earns():
         check_reward(make_reward(polite, SPEC), GOLD)
 
 
+def test_a_reward_is_asked_about_each_question_once_and_about_a_few_before_the_rest():
+    """It may be a judge, which costs money at each call."""
+    examples = [Example(str(n), f"question {n}", "f(x)") for n in range(100)]
+    asked = []
+
+    def judge(predictions, references, *, queries, contexts):
+        asked.extend(predictions)
+        return [
+            None if query == "question 70" else gold * bool(prediction)
+            for query, prediction in zip(queries, predictions, strict=True)
+        ]
+
+    gold = 1.0
+    assert np.flatnonzero(~check_reward(make_reward(judge, SPEC), examples)).tolist() == [70]
+    assert (asked.count("f(x)"), asked.count(None), asked.count("")) == (100, 8, 8)
+    asked.clear()
+    gold = 10.0
+    with pytest.raises(ConfigError, match=r"gives 10 to its gold program on example 0 .*must give 1 \(8 of 8 examples"):
+        check_reward(make_reward(judge, SPEC), examples)
+    assert len(asked) == 8
+
+
 def test_a_reward_may_have_a_minimum_of_its_own():
     class Strict:
         name, needs_llm, maximum, minimum = "strict", True, 1.0, -1.0

@@ -11,7 +11,7 @@ from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.rewards.ours import make_reward
-from rcr_trainer.rewards.reward import Reward
+from rcr_trainer.rewards.reward import Reward, RewardError
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical, run
@@ -299,11 +299,19 @@ def test_queries_whose_gold_program_cannot_be_scored_are_left_out():
 def test_what_cannot_be_scored_later_on_teaches_nothing_and_is_counted():
     rows = []
     model, before = lexical(), lexical()
-    run(model, FAST, Picky([], [e.source for e in SPLIT.train]), dev=[], log=lambda step, row: rows.append(row))
+    few = FAST.model_copy(
+        update={"batch_size": 5, "group_size": 2, "max_steps": 6}
+    )  # 60 sets of picks, not yet too many
+    run(model, few, Picky([], [e.source for e in SPLIT.train]), dev=[], log=lambda step, row: rows.append(row))
     assert [row["unscored"] for row in rows[1:]] == [1.0] * 6
     assert [row["grad_norm"] for row in rows[1:]] == [0.0] * 6
     assert all("reward" not in row for row in rows[1:])
     assert same_weights(model, before)
+
+
+def test_a_reward_that_needs_no_model_stops_training_too_if_it_scores_nothing():
+    with pytest.raises(RewardError, match="gave None for the last 128 sets of picks: there is nothing to learn from"):
+        run(lexical(), FAST, Picky([], [e.source for e in SPLIT.train]), dev=[])
 
 
 @pytest.mark.parametrize(

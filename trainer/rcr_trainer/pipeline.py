@@ -185,7 +185,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
             raise ConfigError(
                 f"reward.names: [likelihood] needs llm.kind: local or completion, which score, not {config.llm.kind}"
             )
-        check_reward(reward, task.reinforced)
+        check_reward(reward, task.reinforced, quick=True)
         asks = asks or reward.needs_llm
     if asks:
         for query in (*task.queries, *task.reinforced, *task.dev, *task.test):

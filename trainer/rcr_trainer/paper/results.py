@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -119,6 +120,7 @@ class Result:
         lines = [f"# {self.table.title}", "", self._note(), "", f"## {heading}", ""]
         lines += markdown_rows([self.name, *map(self._heading, splits)], first)
         lines += ["", "## Means over the splits", "", *markdown_rows([self.name, *head], means)]
+        lines += self._fewer()
         lines += [f"\n{name} left out: {reason.rstrip('.')}." for name, reason in self.left_out.items()]
         return "\n".join(lines) + "\n"
 
@@ -181,6 +183,13 @@ class Result:
                 cells.append(gap_text(*self.gaps[label]) if label in self.gaps else "–")
             rows.append([label, *cells])
         return head, rows
+
+    def _fewer(self) -> list[str]:
+        """A line on rows that lack runs which others have, say after an interruption."""
+        runs = Counter(each.row.label for each in self.outcomes if each.metrics.get(self.metric) is not None)
+        most = max(runs.values(), default=0)
+        fewer = ", ".join(f"{label} {count}" for label, count in runs.items() if count < most)
+        return [f"\nFewer than the {most} runs of other rows, so not to be compared: {fewer}."] if fewer else []
 
     def _heading(self, column: str) -> str:
         """The column's name and, if it lacks some, how many of COVR's ten splits it has."""

@@ -15,6 +15,7 @@ from typing import Any
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PAPER_FAMILY
+from langchain_rcr.families.model_files import model_folder
 from langchain_rcr.policy.prompt import arranged
 from rcr_trainer import baselines, pipeline
 from rcr_trainer.errors import ConfigError
@@ -26,6 +27,7 @@ from rcr_trainer.llm.faults import BudgetExceeded, TooLongError, UnscoredError
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.paper.splits import split_settings
 from rcr_trainer.paper.tables import ALONE, GRPO, PAPER, REST, Row, Table, Variant, name_of, published
+from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.layers import checked, load_config, merged
 from rcr_trainer.runs.tasks import compared, divide, load_split, open_language_model
 from rcr_trainer.settings import Settings
@@ -289,10 +291,12 @@ def _untouched(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _compared_before(config: Settings) -> Settings:
-    """The settings with the selectors of the existing run, if those include all that are wanted."""
-    before = config.folder / "config.yaml"
-    there = load_config(before, environ={}) if before.is_file() else None
-    if there is None or not set(compared(there)) >= set(compared(config)):
+    """The settings with the selectors of the existing run, if it is done and those include all that are wanted."""
+    files = [config.folder / name for name in ("run.json", "config.yaml")]
+    if not all(file.is_file() for file in files) or not Run.open(config.folder, trust=True).done("evaluation"):
+        return config
+    there = load_config(files[1], environ={})
+    if not set(compared(there)) >= set(compared(config)):
         return config
     selectors = {"selectors": there.evaluation.selectors}
     return config.model_copy(update={"evaluation": config.evaluation.model_copy(update=selectors)})
@@ -306,10 +310,23 @@ def _unopened(base: str | None) -> str:
     if base is None or base.startswith("langchain:"):
         return ""
     try:
-        PooledTransformer(base)
+        PooledTransformer(base, offline=not (Path(model_folder(base)).is_dir() or _hub_answers()))
     except InputError as error:
         return str(error)
     return ""
+
+
+@cache
+def _hub_answers() -> bool:
+    """Whether the hub can be reached; without a network its client would try for over a minute to open each model."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import http_backoff  # type: ignore[attr-defined]  # imported there lazily
+
+    try:
+        http_backoff("HEAD", constants.ENDPOINT, max_retries=2, timeout=10)
+    except Exception:  # requests' or httpx's, by the client's version
+        return False
+    return True
 
 
 def _row(variant: Variant, selector: str) -> Row | None:

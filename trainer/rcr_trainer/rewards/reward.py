@@ -19,6 +19,7 @@ from rcr_trainer.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 _CLOSE = 1e-6  # also of rewards in float32
+_FEW = 8  # examples that find most mistakes, before the rest is paid for: a reward may ask a judge
 _SAID = ("needs_llm", "maximum", "minimum", "reads_fields")
 """The attributes that a user's callable may set."""
 
@@ -131,29 +132,38 @@ def score(
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def check_reward(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
-    """Check before training that a reward tells right from wrong; and which gold programs (Q,) it can score.
+def check_reward(reward: Reward, examples: Sequence[Example], *, quick: bool = False) -> NDArray[np.bool_]:
+    """Check that a reward tells right from wrong; and which gold programs (Q,) it can score.
 
-    The gold program, with the example itself in the prompt, must earn the maximum. No program, and an empty one, must
-    earn the minimum with no examples in the prompt.
+    Each gold program, with the example itself in the prompt, must earn the maximum. No program, and an empty one, must
+    earn the minimum with no examples in the prompt, tried on a few questions. A `quick` check tries gold programs, too,
+    on these alone, if it can score any of them.
     """
     if reward.likelihood:
         return np.ones(len(examples), dtype=np.bool_)
     if not reward.maximum > reward.minimum:
         what = f"its maximum, {reward.maximum}, must be above its minimum, {reward.minimum}"
         raise ConfigError(f"reward '{reward.name}': {what}")
-    gold = score(reward, [e.target for e in examples], examples, [[e] for e in examples])
-    _demand(reward, gold, reward.maximum, examples, "its gold program")
-    scorable = np.asarray(~np.isnan(gold))
+    few, rest = examples[:_FEW], examples[_FEW:]
+    scorable = _scorable(reward, few)
+    for nothing, what in ((None, "no program"), ("", "an empty program")):
+        empty = score(reward, [nothing] * len(few), few, [[]] * len(few))
+        _demand(reward, empty, reward.minimum, few, what)
+    if rest and not (quick and scorable.any()):
+        scorable = np.append(scorable, _scorable(reward, rest))
     if not scorable.any():
         raise ConfigError(
             f"reward '{reward.name}' can score none of the {len(examples)} gold programs: "
             "is the program language, the database or the executor the right one?"
         )
-    for nothing, what in ((None, "no program"), ("", "an empty program")):
-        empty = score(reward, [nothing] * len(examples), examples, [[]] * len(examples))
-        _demand(reward, empty, reward.minimum, examples, what)
     return scorable
+
+
+def _scorable(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
+    """Which gold programs (Q,) a reward can score; a `ConfigError` if it gives one less than the maximum."""
+    gold = score(reward, [e.target for e in examples], examples, [[e] for e in examples])
+    _demand(reward, gold, reward.maximum, examples, "its gold program")
+    return ~np.isnan(gold)
 
 
 def _demand(reward: Reward, scores: NDArray[np.float64], wanted: float, examples: Sequence[Example], what: str) -> None:

@@ -33,7 +33,7 @@ Tally = dict[str, tuple[float, float]]
 """Sums and counts of one process; a figure is the mean over all processes."""
 
 _PATIENCE = 64
-"""Answers in a row that a reward may leave unscored before no more are paid for."""
+"""Answers, or sets of picks, in a row that a reward may leave unscored before training stops."""
 
 
 def greedy_picks(
@@ -141,10 +141,11 @@ class Environment:
         rewards = score(reward, predictions, queries, contexts)
         scored = np.flatnonzero(~np.isnan(rewards))
         self._unscored = len(rewards) - 1 - scored[-1] if len(scored) else self._unscored + len(rewards)
-        if reward.needs_llm and self._unscored >= _PATIENCE:
+        if self._unscored >= _PATIENCE:
+            what = "answers" if reward.needs_llm else "sets of picks"
             raise RewardError(
-                f"reward '{reward.name}' gave None for the last {self._unscored} answers: there is nothing to learn "
-                "from. The answers are kept: mend the reward, and resume"
+                f"reward '{reward.name}' gave None for the last {self._unscored} {what}: there is nothing to learn "
+                "from. Mend the reward, and resume: no answer is paid for again"
             )
         return rewards, tally
 
