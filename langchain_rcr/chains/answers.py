@@ -27,7 +27,7 @@ _LEAD = re.compile(
 )
 _BLANK_LINE = re.compile(r"\n[ \t\r]*\n")
 _BRACKET = re.compile(r"[\[{]")
-_FIELDS = frozenset({"sql", "query", "sql_query", "program", "code", "answer", "final_answer", "target"})
+_FIELDS = frozenset({"sql", "query", "sql_query", "sqlquery", "program", "code", "answer", "final_answer", "target"})
 _LONGEST_PROSE = 1 << 14
 """The longest text, in characters, that is searched for programs amid prose; a longer one is parsed as it is."""
 _TRIED = 64
@@ -165,7 +165,8 @@ def _parts(text: str, known: About, labels: tuple[str, str]) -> Iterator[str]:
 
 def _values(text: str) -> list[tuple[str, Any]]:
     """The JSON values in a text, as text and parsed: objects, then lists (or brackets in prose), the last first."""
-    found, failed, at, decoder = [], 0, 0, json.JSONDecoder()
+    found, failed, at = [], 0, 0
+    decoder = json.JSONDecoder(strict=False)  # models write line breaks as they are
     while failed < _TRIED and (bracket := _BRACKET.search(text, at)):
         try:
             value, at = decoder.raw_decode(text, bracket.start())
@@ -186,6 +187,9 @@ def _programs_in(value: Any) -> Iterator[str]:
                 yield from _programs_in(inner)
     elif isinstance(value, list):
         for inner in reversed(value):
+            yield from _programs_in(inner)
+    elif isinstance(value, str) and value.startswith("{"):  # a call's arguments, in OpenAI's form
+        for _, inner in _values(value):
             yield from _programs_in(inner)
 
 

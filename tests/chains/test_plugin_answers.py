@@ -111,6 +111,8 @@ FORMS = [
     # JSON around it.
     json.dumps({"sql": QUERY}),
     f"Here: {json.dumps({'query': QUERY, 'reason': 'it selects'})}",
+    json.dumps({"reason": "it\nselects", "SQLQuery": QUERY}).replace("\\n", "\n"),
+    json.dumps({"function": {"name": "run", "arguments": json.dumps({"sql": QUERY})}}),
     f"<tool_call>{json.dumps({'name': 'run', 'arguments': {'query': QUERY}})}</tool_call>",
     f"```json\n{json.dumps([{'sql': 'SELECT x FROM y'}, {'sql': QUERY}])}\n```",
     f"<think>SELECT x FROM y</think>Here is the query: {QUERY}",
