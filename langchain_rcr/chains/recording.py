@@ -122,7 +122,7 @@ def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:
     """Append the outcomes that LangSmith has as feedback on a log's runs.
 
     Args:
-        log: feedback is requested for what is recorded there without an outcome.
+        log: feedback is requested for what is recorded there without an outcome, under an id of LangSmith's kind.
         key: the feedback's key, such as "correctness"; the latest score is the outcome.
         client: a `langsmith.Client`; None: one configured by the environment.
 
@@ -133,7 +133,7 @@ def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:
         from langsmith import Client
 
         client = Client()
-    waiting = [each.run for each in log.read() if each.run is not None and each.outcome is None]
+    waiting = [each.run for each in log.read() if each.outcome is None and _is_uuid(each.run)]
     found: dict[str, tuple[Any, float]] = {}
     for start in range(0, len(waiting), _ASKED):
         for each in client.list_feedback(run_ids=waiting[start : start + _ASKED], feedback_key=[key]):
@@ -143,3 +143,11 @@ def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:
     for run, (_, score) in found.items():
         log.outcome(run, score)
     return len(found)
+
+
+def _is_uuid(run: str | None) -> bool:
+    """Whether LangSmith may know this run: it refuses a request with an id of another kind."""
+    try:
+        return run is not None and bool(UUID(run))
+    except ValueError:
+        return False

@@ -271,6 +271,8 @@ def test_feedback_on_many_runs_comes_in_pages(tmp_path: Path, monkeypatch: pytes
     log, runs = OutcomeLog(tmp_path / "outcomes.jsonl"), [str(uuid.uuid4()) for _ in range(130)]
     for run in runs:
         log.record(QUERY, [("a", 1, 0.5)], None, run=run)
+    for run in ("request 17", None):  # LangSmith would refuse the whole page
+        log.record(QUERY, [("a", 1, 0.5)], None, run=run)
     with LangSmithServer() as server:
         monkeypatch.setenv("LANGSMITH_ENDPOINT", server.url)
         monkeypatch.setenv("LANGSMITH_API_KEY", "x")
@@ -280,7 +282,7 @@ def test_feedback_on_many_runs_comes_in_pages(tmp_path: Path, monkeypatch: pytes
             client.create_feedback(run, "correctness", session_id=SESSION, score=value)
         assert record_feedback(log, "correctness") == 130
     get_env_var.cache_clear()
-    assert {each.outcome for each in log.read()} == {1.0}
+    assert [each.outcome for each in log.read()] == [1.0] * 130 + [None] * 2
     assert [(len(query["run"]), query["offset"]) for query in server.asked] == [
         *((100, [str(start)]) for start in (0, 100, 200)),
         (30, ["0"]),
