@@ -290,10 +290,10 @@ def prompt_keys(
     target_key = target_key or getattr(selector, "target_key", None) or "target"
     asked = getattr(selector, "input_keys", None) or []
     keys = PromptKeys(source_key, target_key, query_key or (asked[0] if len(asked) == 1 else source_key))
-    for key in keys if in_templates else ():
-        if not (isinstance(key, str) and key.isidentifier()):
+    for key in keys:
+        if not isinstance(key, str) or (in_templates and not key.isidentifier()):
             raise InputError(f"{key!r} can't be the name of a template variable: letters, digits and underscores only")
-        if key in ("self", "stop"):
+        if in_templates and key in ("self", "stop"):
             raise InputError(f"{key!r} can't be the name of a template variable: LangChain keeps it for itself")
     return keys
 

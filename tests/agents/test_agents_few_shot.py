@@ -213,6 +213,8 @@ def test_without_a_question_there_are_no_examples(retriever: SequentialCompositi
 def test_bad_arguments_are_named(retriever: SequentialCompositionalRetriever) -> None:
     with pytest.raises(InputError, match="must be a LangChain example selector, not str"):
         FewShotMiddleware("retriever")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match=r"\['source'\] can't be the name"):
+        FewShotMiddleware(retriever, source_key=["source"])  # type: ignore[arg-type]
     with pytest.raises(InputError, match="shows 'sorce' of each example"):
         _messages(retriever, source_key="sorce", variables=lambda _: {"sorce": "open"})
     with pytest.raises(InputError, match="variables must give a mapping of names to values, not str"):
