@@ -175,6 +175,9 @@ def test_init_writes_settings_for_these_files(capsys, files):
     flags = "--source-key=question --target-key=query --language=sql:sqlite"  # without which it may not find the fields
     assert lines[1] == f"Next: rcr-train data check train.jsonl {flags}"
     assert cli.main(["init", "--test", "test.csv", "other.yaml"]) == 2
+    write(files / "ja.jsonl", [{"質問": "川は何本", "文 SQL": "SELECT COUNT(*) FROM 川"}])
+    said(capsys, "init", "--train", "ja.jsonl", "--source-key", "質問", "--target-key", "文 SQL", "ja.yaml")
+    assert "\n  source_key: 質問\n" in (files / "ja.yaml").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

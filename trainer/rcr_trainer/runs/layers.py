@@ -149,7 +149,8 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
         wrapper = textwrap.TextWrapper(100, mark, mark, break_on_hyphens=False)
         lines += wrapper.wrap(setting.description)
         value = values.get(setting.path, setting.default)
-        text = yaml.safe_dump(value, default_flow_style=True, width=10_000).removesuffix("...\n").strip()
+        text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
+        text = text.removesuffix("...\n").strip()
         lines.append(f"{pad}{setting.name}: {text}")
     return "\n".join(lines) + "\n"
 
