@@ -142,9 +142,9 @@ class ExamplePool:
         return pool
 
     def _append(self, examples: Sequence[Example], ids: Sequence[str] | None) -> None:
-        # Anything with a length will do, such as a Hugging Face dataset, but not a generator: it is read more than
-        # once.
-        sized = isinstance(examples, Sized) and isinstance(examples, Iterable)
+        # Anything with a length will do, such as a Hugging Face dataset, but neither a generator, as it is read more
+        # than once, nor a data frame, which yields the names of its columns.
+        sized = isinstance(examples, Sized) and isinstance(examples, Iterable) and not hasattr(examples, "columns")
         if not sized or isinstance(examples, (str, bytes, Mapping)):
             raise InputError(f"examples must be a sequence of mappings, not {type(examples).__name__}")
         rows = [*examples]

@@ -124,7 +124,15 @@ def test_a_bad_example_is_named_by_position_and_field(row: Any, message: str) ->
         ExamplePool([ROWS[0], row])
 
 
-@pytest.mark.parametrize("examples", ["abc", {"source": "x", "target": "y"}, 3, (row for row in ROWS)])
+class Frame(list[str]):
+    """A data frame, which yields the names of its columns."""
+
+    columns = ("source", "target")
+
+
+@pytest.mark.parametrize(
+    "examples", ["abc", {"source": "x", "target": "y"}, 3, (row for row in ROWS), Frame(Frame.columns)]
+)
 def test_what_is_no_sequence_of_examples_is_refused(examples: Any) -> None:
     with pytest.raises(InputError, match="examples must be a sequence of mappings, not"):
         ExamplePool(examples)

@@ -161,7 +161,8 @@ def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
         text += f" ({guess_language([example.target for example in examples])[1]})"
     check.note(len(places), text, places, fix=True)
     repeated = report.duplicates
-    check.note(len(repeated), "rows that repeat an earlier one: {count} of {total}", [report.at(repeated)])
+    text = "rows that repeat an earlier one, so that a prompt may show both: {count} of {total}"
+    check.note(len(repeated), text, [report.at(repeated)])
 
 
 def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
