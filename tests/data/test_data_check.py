@@ -212,6 +212,16 @@ def test_a_run_says_the_same_in_one_line(capsys, files):
     assert "12 of 12 programs parse as sql, 12 as functional: set program.language: sql" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_the_log_counts_the_development_questions_that_its_figure_is_for(capsys, files):
+    rows = [*(files / "train.jsonl").read_text().splitlines()[:3], '{"question": "w", "query": "SELECT FROM ("}']
+    write(files / "dev.jsonl", rows)
+    said(capsys, "init", "--train", "train.jsonl", "--dev", "dev.jsonl")
+    flags = ["--model.base=none", "--sft.exclude_own_program=false", "--evaluation.split=dev"]
+    assert cli.main(["run", "config.yaml", "--evaluation.selectors=random", *flags]) == 0
+    assert " (n = 3), lr" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("text", ["", "# nothing\n", "seed: 3\n"])
 def test_settings_that_name_no_data_are_no_run_of_covr(capsys, here, text):
     (here / "my.yaml").write_text(text)

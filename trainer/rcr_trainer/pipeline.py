@@ -291,10 +291,12 @@ def _job(
     if not state.is_dir():
         run.drop_metrics(stage)
 
+    judging = sum(bool(task.spec.structures(query.target)) for query in task.dev)
+
     def log(step: int, figures: dict[str, float]) -> None:
         run.log(stage, step, {**figures, **more()})
         if "epoch" in figures:
-            of = {name: f" (n = {len(task.dev)})" for name in figures if name.startswith("dev_")}
+            of = {name: f" (n = {judging})" for name in figures if name.startswith("dev_")}
             known = {name: value for name, value in figures.items() if math.isfinite(value)}
             said = [f"{name} {value:.4g}{of.get(name, '')}" for name, value in known.items()]
             logger.info("%s", ", ".join(said))
