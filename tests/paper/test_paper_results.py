@@ -298,7 +298,7 @@ def test_a_policy_without_sft_needs_grpo():
 
 
 def outcome(label, split, seed, exact, *, answered=None, series="", x=None, **metrics):
-    figures = {"exact_match": exact, "coverage": 2 * exact, "jaccard": None, **metrics}
+    figures = {"exact_match": exact, "coverage": exact and 2 * exact, "jaccard": None, **metrics}
     return Outcome(Row(label, series, x), split, seed, figures, answered or {})
 
 
@@ -403,3 +403,9 @@ def test_a_figure_is_plotted_against_x(tmp_path):
     assert [path.name for path in paths] == ["steps.md", "steps.json", "steps.png"]
     assert paths[2].read_bytes().startswith(b"\x89PNG")
     assert [path.name for path in main_table().write(tmp_path)] == ["main.md", "main.json"]
+
+
+def test_nothing_answered_is_no_figure(tmp_path):
+    """Many shots need answers; the file was an empty image."""
+    shots = Result("shots", TABLES["shots"], [outcome("RCR, 4 shots", "standard", 0, None, series="RCR", x=4)])
+    assert [path.name for path in shots.write(tmp_path)] == ["shots.md", "shots.json"]

@@ -99,7 +99,7 @@ class Result:
     def write(self, folder: Path) -> list[Path]:
         """Write NAME.md, NAME.json and, for a figure, NAME.png; returns their paths."""
         files = {"md": self.markdown().encode(), "json": self.json().encode()}
-        if any(outcome.row.x is not None for outcome in self.outcomes):
+        if any(map(self._series, self.table.panels)):
             files["png"] = self._plot()
         paths = [folder / f"{self.name}.{ending}" for ending in files]
         for path, content in zip(paths, files.values(), strict=True):
@@ -140,7 +140,7 @@ class Result:
         from matplotlib.figure import Figure
 
         panels = {metric: lines for metric in self.table.panels if (lines := self._series(metric))}
-        figure = Figure(figsize=(4.6 * max(1, len(panels)), 4.2), dpi=200, layout="constrained")
+        figure = Figure(figsize=(4.6 * len(panels), 4.2), dpi=200, layout="constrained")
         for number, (metric, found) in enumerate(panels.items(), 1):
             axes = figure.add_subplot(1, len(panels), number)
             for (series, points), (colour, marker) in zip(found.items(), cycle(_STYLES), strict=False):
@@ -150,8 +150,8 @@ class Result:
             axes.grid(axis="y", color="black", alpha=0.15, linewidth=0.8)
             axes.set_axisbelow(True)
             axes.spines[["top", "right"]].set_visible(False)
-        handles = figure.axes[0].get_legend_handles_labels() if figure.axes else ([], [])
-        figure.legend(*handles, loc="outside lower left", ncols=2 * max(1, len(panels)), frameon=False, fontsize=8)
+        handles = figure.axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower left", ncols=2 * len(panels), frameon=False, fontsize=8)
         buffer = io.BytesIO()
         figure.savefig(buffer, format="png")
         return buffer.getvalue()
