@@ -143,6 +143,22 @@ class ConnectError(Exception):
     pass
 
 
+class APITimeoutError(APIConnectionError):
+    pass
+
+
+class ConnectTimeout(Exception):
+    pass
+
+
+def test_a_server_that_cannot_be_reached_in_time_charges_nothing() -> None:
+    late, unreachable = APITimeoutError("Request timed out."), APITimeoutError("Request timed out.")
+    unreachable.__cause__ = ConnectTimeout()
+    assert (diagnose(late).reason, diagnose(late).charged) == ("timeout", True)
+    assert (diagnose(unreachable).reason, diagnose(unreachable).charged) == ("connection", False)
+    assert "the connection failed (Request timed out.)" in str(diagnose(unreachable).error)
+
+
 def test_connections_and_time() -> None:
     arrived, refused = APIConnectionError("Connection error."), APIConnectionError("Connection error.")
     refused.__cause__ = ConnectError("refused")

@@ -107,7 +107,7 @@ def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, timeout=9)
         client = getattr(model, "root_async_client", None) or model.async_client._completions._client
-        assert (client.max_retries, client.timeout, model.cache) == (0, 9, False)
+        assert (client.max_retries, client.timeout.read, model.cache) == (0, 9, False)
     assert LLMSettings(model="m").timeout == 60
 
 

@@ -46,6 +46,8 @@ _MOST_TOKENS = 10_000_000
 """No model reads or writes more tokens in one call; the longest contexts have up to this many."""
 _MESSAGE_TOKENS = 16
 """The most tokens that a chat's roles and separators add to a text."""
+_CONNECT_S = 10.0
+"""Seconds to connect; later an unreachable server couldn't be told from one whose answer may have to be paid for."""
 _OPENAI = "https://api.openai.com/v1"
 _COUNTS = ("prompt_tokens", "completion_tokens")
 
@@ -258,6 +260,7 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
         ConfigError: the key in the environment can't be one, or there is none and the server is OpenAI's own.
     """
     from langchain_openai import ChatOpenAI, OpenAI
+    from openai import Timeout
 
     key, address = os.environ.get(settings.api_key_env, "").strip(), address_of(settings)
     remember_key(key)
@@ -271,7 +274,8 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
             f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
             "a server of your own"
         )
-    http = _checking_client(settings.timeout, os.environ.get("OPENAI_PROXY"))
+    timeout = Timeout(settings.timeout, connect=min(_CONNECT_S, settings.timeout / 2))
+    http = _checking_client(timeout, os.environ.get("OPENAI_PROXY"))
     # Sent as null, a limit would be none.
     body = {name: value for name, value in settings.extra_body.items() if value is not None or name not in ONE_ANSWER}
     options: dict[str, Any] = {
@@ -279,7 +283,7 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
         "base_url": parts._replace(query="").geturl(),
         "default_query": dict(parse_qsl(parts.query)) or None,
         "api_key": key or "none",  # other servers accept any, but the client insists on one
-        "timeout": settings.timeout,
+        "timeout": timeout,
         "max_retries": 0,
         "cache": False,
         "http_async_client": http,
@@ -307,7 +311,7 @@ class _Completions:
         return (await self._completions.create(**params)).model_dump(warnings=False)  # type: ignore[no-any-return]
 
 
-def _checking_client(timeout: float, proxy: str | None) -> Any:
+def _checking_client(timeout: Any, proxy: str | None) -> Any:
     """An HTTP client that accepts only answers in OpenAI's protocol, of limited size.
 
     It follows no redirects: they would take the prompt, and keys in the user's own headers, to another host.

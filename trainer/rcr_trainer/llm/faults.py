@@ -125,13 +125,13 @@ def diagnose(error: Exception, who: str, *, openai: bool = False) -> Fault:
     if isinstance(status, int) and status >= 300:
         return _by_status(error, status, who, said)
     names = {cls.__name__ for cls in type(error).__mro__}
-    if names & _TIMEOUTS:
+    arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in _causes(error))
+    if names & _TIMEOUTS and arrived:
         return _again("timeout", who, "none arrived within llm.timeout", charged=True)
     if names & _CONNECTIONS:
-        causes = [*_causes(error)]
-        arrived = not any(type(cause).__name__ in _NEVER_ARRIVED for cause in causes)
         # openai says no more than "Connection error."; the innermost cause knows which.
-        why = _shown(next(filter(None, map(str, reversed(causes))), said))
+        why = next(filter(None, map(str, reversed([*_causes(error)]))), said)
+        why = said if names & _TIMEOUTS else _shown(why)
         return _again("connection", who, f"the connection failed ({why})", charged=arrived)
     if isinstance(error, MalformedResponseError) or (openai and isinstance(error, _UNREADABLE)):
         return _again("malformed", who, f"the response is no answer ({said})", charged=True)
