@@ -68,6 +68,8 @@ def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise an `InputError` unless a checkpoint may take the place of what is there."""
+    if folder.is_mount():
+        raise InputError(f"{folder} is a mount point, which can't be replaced as a whole: give a folder inside it")
     other = stranger(folder) if folder.is_dir() else None
     if other is not None:
         raise InputError(f"{folder} holds {other}, which no checkpoint there has and would go: give a new folder")

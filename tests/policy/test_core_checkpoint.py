@@ -348,6 +348,8 @@ def test_a_save_spares_what_is_no_checkpoint(tmp_path, checkpoints):
     with pytest.raises(InputError, match="is a file"):
         model.save_pretrained(tmp_path / "home" / "thesis.tex")
     assert (tmp_path / "home" / "thesis.tex").read_text() == "years of work"
+    with pytest.raises(InputError, match="is a mount point, which can't be replaced as a whole: give a folder inside"):
+        model.save_pretrained("/")  # as is a container's volume
     (tmp_path / "empty").mkdir()
     model.save_pretrained(tmp_path / "empty")
     TriEncoder.from_pretrained(tmp_path / "empty")
