@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import time
 from typing import NamedTuple
 
 import pytest
@@ -167,6 +168,12 @@ def test_the_tables_that_a_query_reads():
     assert tables_read(hindi, "SELECT नाम FROM नदी", 100) == "CREATE TABLE नदी (नाम TEXT);"
     assert fitted(hindi, 30, "कुल", ["SELECT नाम FROM नदी"]).startswith("CREATE TABLE नदी (")
     assert tables_read(SCHEMA, "SELECT name FROM city", 500) == CITY.split("\n", maxsplit=1)[0]  # without the values
+
+
+def test_a_long_word_of_a_program_takes_no_quadratic_time():
+    began = time.process_time()
+    assert tables_read(SCHEMA, f"SELECT {40_000 * 'a'} FROM city", 100) == CITY.split("\n", maxsplit=1)[0]
+    assert time.process_time() - began < 2
 
 
 def test_examples_of_other_databases_stand_below_the_tables_that_they_read():
