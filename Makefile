@@ -15,7 +15,8 @@ SAYS_WHAT_PIP_DOES = echo "Installing into $(VENV): some 70 packages, of which t
 CPU; with CUDA, which pip takes on Linux unless a CPU wheel is there, gigabytes). Minutes, once."
 # Two processes that start at once would each compile what they import. What hardly anything imports is left to its import.
 # Some packages bring files of other Python versions: their errors don't count.
-COMPILE = $(BIN)/python -W ignore -m compileall -q -q -j 0 -x '/(tests|kubernetes|sympy|transformers/models)/' $(VENV)/lib || true
+RARELY_IMPORTED := /(tests|fontTools|kubernetes|mypyc?|setuptools|sympy|torch/testing/_internal|transformers/models)/
+COMPILE = $(BIN)/python -W ignore -m compileall -q -q -j 0 -x '$(RARELY_IMPORTED)' $(VENV)/lib || true
 FOR_USE := $(VENV)/.installed-for-use
 FOR_WORK := $(VENV)/.installed-for-work
 

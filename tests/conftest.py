@@ -14,8 +14,8 @@ import pytest
 # Before any test imports transformers, which reads it once.
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-# A folder without certificates: no test needs any, and reading the system's for each HTTP client took longer than the rest
-# of most tests that have one.
+# A folder without certificates: no test needs any, and reading the system's for each HTTP client took longer than all
+# else in most tests that have one.
 os.environ["SSL_CERT_DIR"] = str(Path(__file__).parent)
 os.environ.pop("SSL_CERT_FILE", None)
 

@@ -1,7 +1,8 @@
 """Python programs in processes that have much imported when they begin: starting one anew takes five seconds.
 
 As a script it is the server, one for each pytest worker: it imports torch and LangChain, and forks for each program
-that imports the rest itself. For the others it forks another server, which imports both packages, too.
+that imports the rest itself. For the others it forks another server, which imports both packages, too. `commands` makes
+executables for what starts processes by itself, as make does.
 """
 
 import atexit
@@ -10,6 +11,8 @@ import importlib
 import json
 import os
 import runpy
+import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +22,10 @@ import warnings
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+JOBS = "WARM_JOBS"
+"""Names the pipe of a server that runs, in the environment of `commands`."""
 THIRD_PARTY = ("langchain_core.retrievers", "langchain_core.runnables", "safetensors.torch", "scipy.sparse", "torch")
 """Nothing that reads the environment at its import, as huggingface_hub and transformers do."""
 
@@ -64,13 +69,10 @@ class Program:
             "words": [str(argument) for argument in arguments],
             "cwd": os.fspath(cwd or Path.cwd()),
             "environ": {name: value for name, value in {**os.environ, **(environ or {})}.items() if value is not None},
-            "folder": self._folder.name,
-            "fresh": fresh,
         }
-        server = _server()
-        assert server.stdin is not None
-        server.stdin.write(f"{json.dumps(job)}\n".encode())
-        server.stdin.flush()
+        Path(self._folder.name, "job").write_text(json.dumps(job), encoding="utf-8")
+        # Short lines, or else those of several writers would mix.
+        _jobs().write(f"{json.dumps({'folder': self._folder.name, 'fresh': fresh})}\n".encode())
 
     @property
     def pid(self) -> int:
@@ -108,11 +110,31 @@ def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
     return Program(*arguments, **options).end()
 
 
+def commands(folder: Path) -> None:
+    """Make `python` and `rcr-train` there, which run as a `Program` does; what they say comes at their end."""
+    given = f"{JOBS}={shlex.quote(str(_jobs().name))} exec {shlex.join([sys.executable, __file__])}"
+    for name, words in (("python", ""), ("rcr-train", "-m rcr_trainer.cli ")):
+        (folder / name).write_text(f'#!/bin/sh\n{given} {words}"$@"\n', encoding="utf-8")
+        (folder / name).chmod(0o755)
+
+
 @cache
-def _server() -> subprocess.Popen[bytes]:
-    process = subprocess.Popen([sys.executable, __file__], stdin=subprocess.PIPE)
-    atexit.register(process.communicate)  # with no more lines to come it ends
-    return process
+def _jobs() -> IO[bytes]:
+    """The named pipe to the server."""
+    if there := os.environ.get(JOBS):
+        return Path(there).open("wb", buffering=0)
+    pipe = Path(tempfile.mkdtemp(), "jobs")
+    os.mkfifo(pipe)
+    process = subprocess.Popen([sys.executable, __file__, "--serve", pipe])
+    jobs = pipe.open("wb", buffering=0)
+
+    @atexit.register
+    def end() -> None:
+        jobs.close()  # with no more lines to come the server ends
+        process.wait()
+        shutil.rmtree(pipe.parent)
+
+    return jobs
 
 
 def _serve(lines: Iterable[str], modules: Iterable[str], *, fresh: bool) -> None:
@@ -123,7 +145,7 @@ def _serve(lines: Iterable[str], modules: Iterable[str], *, fresh: bool) -> None
     rest = None
     for line in lines:
         job = json.loads(line)
-        if job.pop("fresh") < fresh:
+        if job["fresh"] < fresh:
             if rest is None:
                 here, there = os.pipe()
                 if not os.fork():
@@ -136,7 +158,7 @@ def _serve(lines: Iterable[str], modules: Iterable[str], *, fresh: bool) -> None
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             program = os.fork()
             if not program:
-                return _become(**job)
+                return _become(job["folder"], **json.loads(Path(job["folder"], "job").read_text(encoding="utf-8")))
             _write(job["folder"], "pid", program)
             _write(job["folder"], "code", os.waitstatus_to_exitcode(os.waitpid(program, 0)[1]))
             os._exit(0)
@@ -148,7 +170,7 @@ def _write(folder: str, name: str, number: int) -> None:
     path.with_suffix(".new").rename(path)
 
 
-def _become(words: list[str], cwd: str, environ: dict[str, str], folder: str) -> None:
+def _become(folder: str, words: list[str], cwd: str, environ: dict[str, str]) -> None:
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, name in ((1, "out"), (2, "err")):
         os.dup2(os.open(Path(folder, name), os.O_WRONLY | os.O_CREAT, 0o600), number)
@@ -169,6 +191,12 @@ def _become(words: list[str], cwd: str, environ: dict[str, str], folder: str) ->
     runpy.run_path(str(script), run_name="__main__")
 
 
-if __name__ == "__main__":
+if __name__ == "__main__" and sys.argv[1] == "--serve":
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nothing waits for those who watch
+    os.dup2(os.open(sys.argv[2], os.O_RDONLY), 0)
     _serve(sys.stdin, THIRD_PARTY, fresh=True)
+elif __name__ == "__main__":
+    done = Program(*(word for word in sys.argv[1:] if word != "-u")).end(1000)
+    sys.stdout.write(done.stdout)
+    sys.stderr.write(done.stderr)
+    sys.exit(done.returncode if done.returncode >= 0 else 128 - done.returncode)

@@ -23,6 +23,7 @@ from pathlib import Path
 
 import nbformat
 import pytest
+import warm
 from nbclient import NotebookClient
 from openai_server import OpenAIServer
 from pages import LANGUAGES, Block, blocks_of, pages, read_page
@@ -126,6 +127,7 @@ class Session:
         assert words == ["demo"], f"what does `make {shlex.join(words)}` do? Not run here yet"
         for name in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL"):  # of a `make test` around this
             patch.delenv(name, raising=False)
+        warm.commands(self.folder / ".venv" / "bin")
         done = subprocess.run(["make", *words], cwd=self.folder, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr
         assert "pip" not in done.stdout
@@ -138,8 +140,9 @@ class Session:
         self.reach_the_server(words, patch)
         for name, value in WITHOUT_PRETRAINED_MODEL.items():
             patch.setenv(name, value)
-        program = [sys.executable, "-m", "torch.distributed.run", *words]
-        done = subprocess.run(program, cwd=self.folder, capture_output=True, text=True, check=False)
+        warm.commands(self.folder / ".venv" / "bin")
+        patch.setenv("PYTHON_EXEC", str(self.folder / ".venv" / "bin" / "python"))
+        done = warm.Program("-m", "torch.distributed.run", *words, cwd=self.folder).end(1000)
         assert done.returncode == 0, done.stderr
         run = json.loads((self.folder / "runs" / "parallel" / "run.json").read_text(encoding="utf-8"))
         assert run["stages"]["grpo"]["processes"] == 2
@@ -182,9 +185,9 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder like a clone after `make test`, with the reader's files in it."""
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "examples"):
         (tmp_path / name).symlink_to(ROOT / name)
-    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
     for entry in Path(sys.prefix).iterdir():
-        if not entry.name.startswith(".installed"):
+        if entry.name != "bin" and not entry.name.startswith(".installed"):
             (tmp_path / ".venv" / entry.name).symlink_to(entry)
     for name in ("use", "work"):
         (tmp_path / ".venv" / f".installed-for-{name}").touch()
@@ -202,6 +205,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copytree(DATA / "geoquery", tmp_path / "data" / "geoquery")
         shutil.copy(DATA / "geoquery" / "splits_csl" / "template_1.json", tmp_path / "mine.json")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("rcr_trainer.evaluation.harness.LATENCY_ROUNDS", 1)
     return tmp_path
 
 
@@ -305,7 +309,8 @@ def test_the_notebook_runs_from_top_to_bottom(workplace: Path, monkeypatch: pyte
         monkeypatch.setenv(variable, value)
     for variable in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
         monkeypatch.setenv(variable, str(workplace / "jupyter"))
-    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    warm.commands(workplace / ".venv" / "bin")
+    monkeypatch.setenv("PATH", f"{workplace / '.venv' / 'bin'}{os.pathsep}{os.environ['PATH']}")
     (workplace / "notebooks").mkdir()
     place = {"metadata": {"path": str(workplace / "notebooks")}}
     NotebookClient(notebook, timeout=200, resources=place).execute()
