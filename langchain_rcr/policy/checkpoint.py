@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
@@ -68,7 +69,7 @@ def save(model: TriEncoder, folder: Path, runtime: Runtime | None) -> None:
 
 def check_folder(folder: Path) -> None:
     """Raise an `InputError` unless a checkpoint may take the place of what is there."""
-    if folder.is_mount():
+    if os.path.ismount(os.path.realpath(folder)):
         raise InputError(f"{folder} is a mount point, which can't be replaced as a whole: give a folder inside it")
     other = stranger(folder) if folder.is_dir() else None
     if other is not None:
