@@ -158,9 +158,6 @@ class Picker:
     def _ours(
         self, asked: Sequence[Any], k: int | None, given: Mapping[str, str | None], drafts: Sequence[str | None] | None
     ) -> tuple[np.ndarray, str]:
-        import numpy as np
-        from rcr_trainer.data.held_out import copies
-
         from langchain_rcr.errors import InputError
         from langchain_rcr.families import get_family
         from langchain_rcr.index.memory import MatrixTable
@@ -183,8 +180,7 @@ class Picker:
             self._fitted[key] = model, MatrixTable(model.encode_pool(items))
         model, index = self._fitted[key]
         vectors = model.encode_queries([each.source for each in asked], drafts, [each.home for each in asked])
-        barred = [np.flatnonzero(copies(self.pool))] * len(asked)  # as in serving
-        return greedy(vectors, index, model.state(), k or model.config.k, exclude=barred).positions, model.config.order
+        return greedy(vectors, index, model.state(), k or model.config.k).positions, model.config.order
 
 
 def options_of(row: str) -> tuple[str, dict[str, str | None]]:

@@ -61,7 +61,9 @@ class Barred(Sequence[IntArray]):
         self._pool = np.array(of_pool, dtype=np.int32).reshape(-1, 4).T.copy()  # (4, N)
         self._queries = np.array(of_queries, dtype=np.int32).reshape(-1, 4)
         self._folds = folds
-        self._copies = copies(pool)
+        first = dict[object, int]()
+        keys = ((example.item.plain, example.group, example.home) for example in pool)
+        self._copies = np.array([first.setdefault(key, at) != at for at, key in enumerate(keys)], dtype=bool)
 
     def __len__(self) -> int:
         return len(self._queries)
@@ -76,13 +78,6 @@ class Barred(Sequence[IntArray]):
             if len(mates) <= _MOST * np.count_nonzero(same[3]):
                 barred[mates] = True
         return np.flatnonzero(barred)
-
-
-def copies(pool: Sequence[Example]) -> BoolArray:
-    """(N,) which examples are copies of earlier ones: the same pair (`Item.plain`), group and home."""
-    first = dict[object, int]()
-    keys = ((example.item.plain, example.group, example.home) for example in pool)
-    return np.array([first.setdefault(key, at) != at for at, key in enumerate(keys)], dtype=np.bool_)
 
 
 class HeldOut:
