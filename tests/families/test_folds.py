@@ -158,7 +158,6 @@ def plainly_barred(query, pool, with_program, in_fold):
         or (e.source, e.target) == (query.source, query.target)
         or (with_program and SPEC.key(e.target) == SPEC.key(query.target))
         or (few and n in mates)
-        or any((e.source, e.target, e.group) == (other.source, other.target, other.group) for other in pool[:n])
     ]
 
 
