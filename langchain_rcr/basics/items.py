@@ -56,11 +56,6 @@ class Item(NamedTuple):
         return self._replace(target="")
 
     @property
-    def plain(self) -> tuple[str, str]:
-        """Question and program as copies are told: case, spaces and Unicode's normal form don't count."""
-        return " ".join(folded(self.source).split()), " ".join(folded(self.target).split())
-
-    @property
     def text(self) -> str:
         """What a text encoder reads: the question and, on the next line, the program if there is one."""
         return f"{self.source}\n{self.target}" if self.target else self.source

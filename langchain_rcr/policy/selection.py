@@ -37,9 +37,6 @@ class Options:
     stop_early: bool = False  # end a sequence when the next pick's logit is not above 0, as it gains nothing
     different_programs: bool = False  # no two picks have the same `Row.program` while others are left
     fits: Callable[[Sequence[Row]], bool] | None = None  # whether examples may be picked together; may be slow
-    copies: Callable[[Row, Row], bool] | None = None
-    """Whether two examples with the same program are copies of one. Copies aren't picked while others are left; draws
-    may pick them."""
     k_min: int = 0  # fewer picks than this are an error (`Served` says so)
     explore: float = 0.0
     """Draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its probability
@@ -181,10 +178,10 @@ async def select(
     while beams.length < options.k:
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
-        if not constrained:
-            hits = await reader.search(beams.state.vector(), options.width, beams.exclude, tau)
-        if hits is None or constrained or _has_repeats(hits, beams, options):
+        if constrained:
             hits = await _candidates(beams, options, reader, tau)
+        else:
+            hits = await reader.search(beams.state.vector(), options.width, beams.exclude, tau)
         picks.rows = hits.rows
         log_probs, grows = _judged(hits, options)
         if options.random is not None:
@@ -200,27 +197,6 @@ async def select(
         beams.grow(hits.keys[at, of], hits.logits[at, of], None if log_probs is None else log_probs[at, of])
     beams.end(beams.query if width == 1 else np.unique(beams.query), picks)
     return picks
-
-
-def _repeats(row: Row, picked: Sequence[Row], options: Options) -> bool:
-    """Whether an example is a copy of one that was picked, or has its program and may not."""
-    alike = [one for one in picked if one.program == row.program]
-    if options.different_programs or options.copies is None:
-        return options.different_programs and bool(alike)
-    return any(options.copies(row, one) for one in alike)
-
-
-def _has_repeats(hits: Hits, beams: _Beams, options: Options) -> bool:
-    """Whether a hit repeats a pick of its sequence."""
-    if options.copies is None or options.explore:
-        return False
-    each = zip(beams.keys.tolist(), hits.keys.tolist(), strict=True)
-    return any(
-        _repeats(hits.rows[key], [hits.rows[one] for one in picked], options)
-        for picked, keys in each
-        for key in keys
-        if key >= 0
-    )
 
 
 async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: float | None) -> Hits:
@@ -240,7 +216,8 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
                 if key < 0 or len(found[at]) == width:
                     break
                 row = hits.rows[key]
-                into = spare[at] if _repeats(row, picked, options) else found[at]
+                repeats = options.different_programs and any(row.program == one.program for one in picked)
+                into = spare[at] if repeats else found[at]
                 if len(into) < width and (options.fits is None or options.fits([*picked, row])):
                     into.append((key, logit))
 

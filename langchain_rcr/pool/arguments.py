@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import numpy as np
 from pydantic import Field, GetPydanticSchema, InstanceOf, ValidationError, create_model
 
-from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
-from langchain_rcr.index.base import Row
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
 from langchain_rcr.policy.constraints import TOKENIZERS, token_budget, token_counter
 from langchain_rcr.policy.prompt import APPENDIX_D
@@ -190,7 +187,6 @@ def options_of(
         stop_early=retriever.stop_early,
         different_programs=retriever.mask_same_program,
         fits=fits,
-        copies=partial(_copies, retriever.store.schema.item, encoder.prefer),
         k_min=retriever.k_min,
         explore=retriever.explore,
         random=np.random.default_rng() if retriever.explore else None,
@@ -198,12 +194,6 @@ def options_of(
         home=home,
     )
     return options, where
-
-
-def _copies(item: Callable[[Mapping[str, Any]], Item], prefer: str | None, one: Row, other: Row) -> bool:
-    """Whether two examples with the same program have the same question, too, about the same preferred value."""
-    apart = prefer is not None and one.example.get(prefer) != other.example.get(prefer)
-    return not apart and item(one.example).plain[0] == item(other.example).plain[0]
 
 
 def within_of(variables: Mapping[str, Any], group: str, prefer: str | None) -> dict[str, Any]:

@@ -82,7 +82,7 @@ def test_rows_that_repeat_others_are_named(capsys, here):
     rows = [{"source": question, "target": "f ( x )"} for question in QUESTIONS[:5]]
     write(here / "a.jsonl", [*rows, rows[1]])
     lines = said(capsys, "data", "check", "a.jsonl")
-    repeated = "  rows that repeat an earlier one, which a prompt shows only once: 1 of 6"
+    repeated = "  rows that repeat an earlier one, so that a prompt may show both: 1 of 6"
     assert lines[lines.index(repeated) + 1] == "      line 6"
 
 

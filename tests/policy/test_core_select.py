@@ -134,30 +134,6 @@ def test_programs_differ_while_others_are_left() -> None:
     assert found.positions.tolist() == [[0, 3, 1, 2]]
 
 
-@pytest.mark.parametrize("width", [1, 2])
-def test_copies_are_passed_over_while_others_are_left(width: int) -> None:
-    pool, query = by_hand(6, 5, 4, 3, 2, 1)
-    rows = rows_of(7, 7, 7, 8, 7, 9)
-    options = {"copies": lambda one, other: {one.id, other.id} <= {"0", "1", "4"}, "beam_width": width, "tau": TAU}
-    assert picked(pool, query, rows, k=4, **options).positions.tolist() == [[0, 2, 3, 5]]
-    assert picked(pool, query, rows, k=6, **options).positions.tolist() == [[0, 2, 3, 5, 1, 4]]
-
-
-def test_without_copies_among_the_hits_a_step_is_one_search() -> None:
-    pool, query = by_hand(5, 4, 3, 2)
-    reader = PlainReader(pool, rows_of(7, 7, 7, 7))
-    run(select(query, AdditiveState(0.5), Options(4, copies=lambda one, other: False), reader))
-    assert reader.searches == 4
-
-
-def test_draws_may_pick_copies() -> None:
-    pool, query = by_hand(5, 5)
-    options = {"copies": lambda one, other: True, "explore": 1.0, "random": np.random.default_rng(0)}
-    found = picked(pool, query, rows_of(7, 7), k=2, **options)
-    assert sorted(found.positions[0].tolist()) == [0, 1]
-    assert found.probabilities[0].tolist() == [0.5, 1.0]
-
-
 def test_a_constraint_looks_as_far_as_it_must() -> None:
     pool, query = by_hand(*range(100, 0, -1))
     found = picked(pool, query, rows_of(*[1] * 99, 2), k=2, different_programs=True)

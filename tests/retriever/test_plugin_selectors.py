@@ -336,14 +336,6 @@ def test_the_same_program_need_not_come_twice_with_ours() -> None:
     assert len({row["target"] for row in masked}) == 6
 
 
-def test_copies_of_an_example_are_not_shown_together_by_ours(make_theirs: Make) -> None:
-    copies = [{**row, "source": source} for row in EXAMPLES for source in (row["source"], row["source"].upper() + " ")]
-    theirs, ours = (maker(copies, k=4).select_examples(QUERY) for maker in (MAKERS["similarity"], _ours))
-    assert len({row["target"] for row in theirs}) < 4
-    assert ours == _ours(EXAMPLES, k=4).select_examples(QUERY)
-    assert len(_ours(copies, k=18).select_examples(QUERY)) == 18
-
-
 def test_nested_values_are_not_shared_with_ours(make_theirs: Make) -> None:
     rows = [{"source": "a", "target": "b", "nested": [1]}]
     for maker, expected in ((make_theirs, [1, 2]), (_ours, [1])):

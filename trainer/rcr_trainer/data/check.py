@@ -161,7 +161,7 @@ def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
         text += f" ({guess_language([example.target for example in examples])[1]})"
     check.note(len(places), text, places, fix=True)
     repeated = report.duplicates
-    text = "rows that repeat an earlier one, which a prompt shows only once: {count} of {total}"
+    text = "rows that repeat an earlier one, so that a prompt may show both: {count} of {total}"
     check.note(len(repeated), text, [report.at(repeated)])
 
 
@@ -180,9 +180,9 @@ def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Positions of held-out examples that training has, too (`Item.plain`), and of those with another program there."""
-    known = {each.item.plain for each in training}
+    """Positions of held-out examples that training has too (`plain`), and of those that it has with another program."""
+    known = {each.plain for each in training}
     questions = {source for source, _ in known}
-    pairs = [each.item.plain for each in held_out]
+    pairs = [each.plain for each in held_out]
     both = [number for number, pair in enumerate(pairs) if pair in known]
     return both, [number for number, pair in enumerate(pairs) if pair[0] in questions and pair not in known]

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from langchain_rcr.basics.files import atomic_directory, atomic_file, write_json
-from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.items import Item, folded
 from langchain_rcr.policy.manifest import MANIFEST, seal
 from rcr_trainer.errors import DataError
 
@@ -36,6 +36,11 @@ class Example:
     def item(self) -> Item:
         """Question and program, as encoders and prompts take them."""
         return Item(self.source, self.target, self.home)
+
+    @property
+    def plain(self) -> tuple[str, str]:
+        """Question and program as pairs are compared: case, spaces and Unicode's normal form don't count."""
+        return " ".join(folded(self.source).split()), " ".join(folded(self.target).split())
 
 
 @dataclass(slots=True)

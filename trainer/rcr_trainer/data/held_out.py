@@ -29,8 +29,8 @@ _COMMON = 0.2
 class Barred(Sequence[IntArray]):
     """For each of Q queries, the pool positions that it may not get, ascending; found anew whenever they are read.
 
-    These are its own (by id, or `Item.plain`), those of other groups, those of its fold, and copies of earlier ones.
-    Kept, they would take Q × N numbers: with groups, most of the pool is barred.
+    These are its own (by id, or `Example.plain`), those of other groups, and those of its fold. Kept, they would take
+    Q × N numbers: with groups, most of the pool is barred.
 
     Args:
         with_program: whether candidates with the query's own program are barred, too; one for all or (Q,).
@@ -48,7 +48,7 @@ class Barred(Sequence[IntArray]):
         numbers = defaultdict[object, int](count().__next__)  # equal traits have equal numbers
 
         def traits(example: Example, program: object) -> list[int]:
-            own = ("id", example.id), example.item.plain, ("program", program), ("group", example.group)
+            own = ("id", example.id), example.plain, ("program", program), ("group", example.group)
             return [numbers[trait] for trait in own]
 
         with_program = np.broadcast_to(with_program, len(queries))
@@ -61,9 +61,6 @@ class Barred(Sequence[IntArray]):
         self._pool = np.array(of_pool, dtype=np.int32).reshape(-1, 4).T.copy()  # (4, N)
         self._queries = np.array(of_queries, dtype=np.int32).reshape(-1, 4)
         self._folds = folds
-        first = dict[object, int]()
-        keys = ((example.item.plain, example.group, example.home) for example in pool)
-        self._copies = np.array([first.setdefault(key, at) != at for at, key in enumerate(keys)], dtype=bool)
 
     def __len__(self) -> int:
         return len(self._queries)
@@ -72,7 +69,7 @@ class Barred(Sequence[IntArray]):
         if isinstance(at, slice):
             return [self[row] for row in range(len(self))[at]]
         same = self._pool == self._queries[at][:, None]
-        barred: BoolArray = same[0] | same[1] | same[2] | ~same[3] | self._copies
+        barred: BoolArray = same[0] | same[1] | same[2] | ~same[3]
         if self._folds is not None:
             mates = self._folds[at][same[3, self._folds[at]]]
             if len(mates) <= _MOST * np.count_nonzero(same[3]):
