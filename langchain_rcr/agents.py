@@ -142,7 +142,7 @@ def last_question(messages: Sequence[AnyMessage]) -> str:
     return next((message.text.strip() for message in reversed(messages) if isinstance(message, HumanMessage)), "")
 
 
-def _request(request: ModelRequest[Any]) -> str:
+def _question_of(request: ModelRequest[Any]) -> str:
     return last_question(request.messages)
 
 
@@ -179,7 +179,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         if isinstance(always_include, str):
             raise InputError(f"always_include must be a sequence of names, not one: [{always_include!r}]")
         self.retriever, self.always_include = retriever, frozenset(always_include)
-        self.question = question or _request
+        self.question = question or _question_of
 
     @classmethod
     def from_pairs(
