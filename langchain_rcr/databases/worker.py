@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import closing, suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 from typing import Any
 from urllib.parse import quote
@@ -207,13 +207,14 @@ class PostgreSQL:
         except psycopg.Error:  # it quotes the address, with its password
             like = "postgresql://user@host:5432/database"
             raise DatabaseError(f"the database's address isn't one that PostgreSQL takes: {like}") from None
-        self._connected().close()
+        with self._connected():
+            pass
 
     def __call__(self, program: str) -> Iterator[list[Any]]:
         """The rows of a program."""
         if "\0" in program:  # the client library would cut it off there
             raise RefusedError("a null character")
-        with closing(self._connected()) as connection:
+        with self._connected() as connection:
             say({"started": connection.info.backend_pid})
             deadline = time.monotonic() + self._timeout
             # The server's own limit is for each statement: planning and each FETCH.
@@ -241,7 +242,11 @@ class PostgreSQL:
             finally:
                 cancel.cancel()
 
-    def _connected(self) -> Any:
+    @contextmanager
+    def _connected(self) -> Iterator[Any]:
+        """A connection; waits for its end at the server, which counts it towards the role's limit until then."""
+        import socket  # slow, and SQLite doesn't need it
+
         try:
             patience = self._given.get("connect_timeout", 10)
             connection = self._psycopg.connect(self._url, connect_timeout=patience)
@@ -251,7 +256,15 @@ class PostgreSQL:
                 message = message.replace(str(secret), "***")
             raise DatabaseError(f"no connection to the PostgreSQL database: {message}") from None
         connection.read_only = True
-        return connection
+        try:
+            yield connection
+        finally:
+            if not connection.closed:
+                with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same, suppress(OSError):
+                    connection.close()
+                    same.settimeout(0.1 * self._timeout)
+                    while same.recv(1 << 12):
+                        pass
 
     def _diagnosed(self, error: Any, program: str, connection: Any) -> Exception:
         """What to raise for an error of the driver, depending on whose fault it is."""
@@ -261,7 +274,8 @@ class PostgreSQL:
         if error.sqlstate in _SERVERS_FAULT and "advisory" not in program.lower():
             return DatabaseError(f"the PostgreSQL database can't be read: {message}")
         if error.sqlstate is None and connection.broken:
-            self._connected().close()  # the database's fault if this fails, else the program's
+            with self._connected():  # the database's fault if this fails, else the program's
+                pass
         return RefusedError(self._overrun if error.sqlstate == "57014" else message)
 
 
