@@ -22,11 +22,13 @@ _READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IG
 _AND = re.compile(rf"(?:\s+(?:AS\s+)?(?:{_IDENTIFIER}))?\s*,\s*(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
 """What is between two tables after the same FROM."""
 _NO_TABLES = re.compile(
-    r"'(?:[^']|'')*'|\b(?:EXTRACT|SUBSTRING|TRIM|OVERLAY)\s*\([^()]*?\bFROM\b|\bDISTINCT\s+FROM\b", re.IGNORECASE
+    r"'(?:[^']|'')*'|--[^\n]*|/\*.*?(?:\*/|\Z)|\bDISTINCT\s+FROM\b"
+    r"|\b(?:EXTRACT|SUBSTRING|TRIM|OVERLAY)\s*\((?:[^()]|\([^()]*\))*?\bFROM\b",
+    re.IGNORECASE | re.DOTALL,
 )
-"""What looks as if a table followed, but isn't: string literals, FROM inside a function, a comparison."""
+"""What looks as if a table followed, but isn't: string literals, comments, FROM inside a function, a comparison."""
 _CALL = re.compile(r"\s*\(")
-_DEFINED = re.compile(rf"({_IDENTIFIER})\s+AS\s*\(", re.IGNORECASE)
+_DEFINED = re.compile(rf"({_IDENTIFIER})(?:\s*\([^()]*\))?\s+AS\s*(?:(?:NOT\s+)?MATERIALIZED\s*)?\(", re.IGNORECASE)
 _REFERENCES = re.compile(r"\bREFERENCES\s+", re.IGNORECASE)
 _WORD = re.compile(WORD)
 _BETWEEN = re.compile(r"[\d_]+|(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
