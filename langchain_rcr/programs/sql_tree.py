@@ -112,7 +112,6 @@ class SqlExpander:
             **dict.fromkeys(("rawstring", "national"), lambda node, _: (_string(node.name), [])),
             **dict.fromkeys(_BINARY, self._binary),
             "neg": self._negative,
-            "null": lambda _node, _scope: ("null", []),
             "boolean": lambda node, _: (str(node.this).lower(), []),
             "star": lambda node, scope: ("*", self._star(node, scope)),
             "var": lambda node, _: (node.name.lower(), []),
@@ -148,14 +147,6 @@ class SqlExpander:
 
     def _below(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
         """What is below a node, except some arguments, with the units and formats of a date function as words."""
-        below = self._rest(node, scope, *taken)
-        name = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
-        if _DATED.fullmatch(name) or isinstance(node, exp.TimeUnit):
-            return [(word, []) if (word := word_of(piece[0])) else piece for piece in below]
-        return below
-
-    def _rest(self, node: Any, scope: _Scope, *taken: str) -> list[_Piece]:
-        """What is below a node, except some arguments."""
         pieces: list[_Piece] = []
         names, lacks = arguments(node.__class__), False
         for name in names if node.args.keys() <= node.arg_types.keys() else dict.fromkeys((*names, *node.args)):
@@ -170,6 +161,9 @@ class SqlExpander:
                 is_known = node.args[name].key.startswith(("var", said.replace("_", "")))
                 part = part if is_known else [(said, part)]
             pieces += part
+        function = (node.name if node.key == "anonymous" else node.key).replace("_", "").lower()
+        if _DATED.fullmatch(function) or isinstance(node, exp.TimeUnit):
+            return [(word, []) if (word := word_of(piece[0])) else piece for piece in pieces]
         return pieces
 
     def _part(self, node: Any, name: str, scope: _Scope) -> list[_Piece]:
@@ -182,13 +176,13 @@ class SqlExpander:
 
     def _column_node(self, node: Any, scope: _Scope) -> _Node:
         below = self._star(node.this, scope)
-        return self._column_label(node, scope), [*below, *self._rest(node, scope, "this", "table", "db", "catalog")]
+        return self._column_label(node, scope), [*below, *self._below(node, scope, "this", "table", "db", "catalog")]
 
     def _named(self, node: Any, scope: _Scope) -> _Node:
         """A table, or a function that returns one, with its modifiers."""
         is_function = is_node(node.this) and not isinstance(node.this, exp.Identifier)
         label, below = self._expand((node.this, scope)) if is_function else (self._table(node, scope).label, ())
-        return label, [*below, *self._rest(node, scope, "this", "db", "catalog")]
+        return label, [*below, *self._below(node, scope, "this", "db", "catalog")]
 
     def _star(self, node: Any, scope: _Scope) -> list[_Piece]:
         if not isinstance(node, exp.Star):
@@ -203,7 +197,7 @@ class SqlExpander:
                 for item in (items if isinstance(items, list) else filter(None, [items]))
             ]
             parts += [(name, below)] if below else []
-        return parts + self._rest(node, scope, *_STAR_PARTS, *(f"{name}_" for name in _STAR_PARTS))
+        return parts + self._below(node, scope, *_STAR_PARTS, *(f"{name}_" for name in _STAR_PARTS))
 
     def _ordered(self, node: Any, scope: _Scope) -> _Node:
         descends, nulls_first = bool(node.args.get("desc")), bool(node.args.get("nulls_first"))
@@ -211,7 +205,7 @@ class SqlExpander:
         # sqlglot fills in the dialect's default.
         if nulls_first != (self._nulls != "nulls_are_last" and descends != (self._nulls == "nulls_are_small")):
             piece = (f"nulls {'first' if nulls_first else 'last'}", [piece])
-        rest = self._rest(node, scope, "this", "desc", "nulls_first")
+        rest = self._below(node, scope, "this", "desc", "nulls_first")
         return ("ordered", [piece, *rest]) if rest else self._expand(piece)
 
     def _query(self, node: Any, outer: _Scope) -> _Node:
@@ -223,8 +217,8 @@ class SqlExpander:
             if value is None or (name == "distinct" and isinstance(value, bool)):
                 continue
             if name in ("with", "with_"):
-                ctes: list[_Piece] = [("cte", self._rest(cte, scope)) for cte in value.expressions]
-                below.append(("with", [*self._rest(value, scope, "expressions"), *ctes]))
+                ctes: list[_Piece] = [("cte", self._below(cte, scope)) for cte in value.expressions]
+                below.append(("with", [*self._below(value, scope, "expressions"), *ctes]))
             elif name in ("from", "from_"):
                 self._flattened.add(id(node))
                 below += self._joined(relations_of(node), scope)
@@ -242,7 +236,7 @@ class SqlExpander:
             if relation.key == "lateral" and (relation.args.get("outer") or relation.args.get("cross_apply") is False):
                 words = ["left"]
             kind = " ".join(word.lower() for word in words if word and word.upper() not in _PLAIN_JOINS)
-            condition = [] if join is None else self._rest(join, scope, "this", "method", "side", "kind")
+            condition = [] if join is None else self._below(join, scope, "this", "method", "side", "kind")
             if kind or condition:
                 joins.append((f"{kind} join".lstrip(), [(relation, scope), *condition]))
             else:
@@ -269,13 +263,13 @@ class SqlExpander:
 
     def _pivot(self, node: Any, scope: _Scope) -> _Node:
         if not node.args.get("unpivot"):
-            return "pivot", self._rest(node, scope)
-        for part, _ in self._rest(node, scope, "unpivot"):
+            return "pivot", self._below(node, scope)
+        for part, _ in self._below(node, scope, "unpivot"):
             # Names of new columns, which older sqlglot mistakes for columns of the table.
             new = part.this if getattr(part, "key", "") == "in" else part
             if getattr(new, "key", "") == "column":
                 new.replace(new.this)
-        return "unpivot", self._rest(node, scope, "unpivot")
+        return "unpivot", self._below(node, scope, "unpivot")
 
     def _connector(self, node: Any, scope: _Scope) -> _Node:
         parts: list[_Piece] = []
@@ -289,7 +283,7 @@ class SqlExpander:
         return node.key, parts
 
     def _binary(self, node: Any, scope: _Scope) -> _Node:
-        return node.key, [(_string(node.name), []), *self._rest(node, scope, "this")]
+        return node.key, [(_string(node.name), []), *self._below(node, scope, "this")]
 
     def _negative(self, node: Any, scope: _Scope) -> _Node:
         inner = bare(node.this)
@@ -300,7 +294,7 @@ class SqlExpander:
         kind = getattr(node.this, "value", None)
         if kind is None:
             return "datatype", self._below(node, scope)
-        return str(kind).lower(), self._rest(node, scope, "this")
+        return str(kind).lower(), self._below(node, scope, "this")
 
     def _fold(self, identifier: Any) -> str:
         name = str(identifier.name)
