@@ -215,7 +215,7 @@ async def test_a_recorder_keeps_nothing_of_a_question_that_is_cancelled(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (recorder._root, recorder._asked, recorder._picked) == ({}, {}, {})
+    assert (recorder.run_map, recorder.order_map) == ({}, {})
 
 
 async def test_a_recorder_knows_its_retriever_among_others_and_in_a_tool(encoder: TriEncoder, tmp_path: Path) -> None:
