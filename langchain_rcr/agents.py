@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from itertools import takewhile
-from operator import itemgetter
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count, takewhile
 from typing import Any, Self
 
 import numpy as np
@@ -99,7 +98,7 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         return dict(asked)
 
     def _last_question(self, request: ModelRequest[Any]) -> dict[str, str]:
-        question = last_question(request.messages)
+        question = last_question(request)
         return {self.keys.query: question} if question else {}
 
     def _with(self, request: ModelRequest[Any], examples: Sequence[Mapping[str, Any]]) -> ModelRequest[Any]:
@@ -137,13 +136,9 @@ def _result_text(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
-def last_question(messages: Sequence[AnyMessage]) -> str:
+def last_question(request: ModelRequest[Any]) -> str:
     """The text of the last human message; empty if there is none."""
-    return next((message.text.strip() for message in reversed(messages) if isinstance(message, HumanMessage)), "")
-
-
-def _question_of(request: ModelRequest[Any]) -> str:
-    return last_question(request.messages)
+    return next((each.text.strip() for each in reversed(request.messages) if isinstance(each, HumanMessage)), "")
 
 
 def _call_id(step: int, at: int, program: str) -> str:
@@ -179,7 +174,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         if isinstance(always_include, str):
             raise InputError(f"always_include must be a sequence of names, not one: [{always_include!r}]")
         self.retriever, self.always_include = retriever, frozenset(always_include)
-        self.question = question or _question_of
+        self.question = question or last_question
 
     @classmethod
     def from_pairs(
@@ -309,9 +304,6 @@ def _taught(number: int, pair: Any) -> Item:
 
 def _evenly(items: Sequence[Item], most: int, seed: int) -> list[Item]:
     """At most `most` examples, spread as evenly as possible over their programs, at random within each program."""
-    seen: Counter[str] = Counter()
-    turns = []
-    for at in np.random.default_rng([seed, 6]).permutation(len(items)).tolist():
-        turns.append((seen[items[at].target], at))
-        seen[items[at].target] += 1
-    return [items[at] for _, at in sorted(turns, key=itemgetter(0))[:most]]
+    turns = defaultdict[str, Iterator[int]](count)
+    order = np.random.default_rng([seed, 6]).permutation(len(items)).tolist()
+    return sorted((items[at] for at in order), key=lambda item: next(turns[item.target]))[:most]

@@ -38,19 +38,15 @@ class Section(BaseModel):
     # Otherwise pydantic would call it for nested sections, whose errors would lose their locations.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
-    @field_validator("*", mode="before")
+    @field_validator("*", mode="wrap")
     @classmethod
-    def _true_is_no_number(cls, value: Any, info: ValidationInfo) -> Any:
+    def _numbers(cls, value: Any, handler: Callable[[Any], Any], info: ValidationInfo) -> Any:
         field = cls.model_fields.get(info.field_name or "")
         kinds = () if field is None else (field.annotation, *get_args(field.annotation))
         if isinstance(value, bool) and not {int, float}.isdisjoint(kinds):
             raise PydanticCustomError("number", "Input should be a number")
-        return value
-
-    @field_validator("*")
-    @classmethod
-    def _fits_64_bits(cls, value: Any) -> Any:
-        if isinstance(value, int) and abs(value) >= 1 << 63:
+        value = handler(value)
+        if isinstance(value, int) and abs(value) >= 1 << 63:  # as arrays and databases hold
             raise PydanticCustomError("number", "Input should be a number of at most 18 digits")
         return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from inspect import iscoroutinefunction
 from typing import Any, TypeGuard
 
@@ -240,16 +241,13 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         **kwargs: Any,
     ) -> list[ParsedProgram]:
         """`batch`, awaited."""
-        return await self._abatch_with_config(self._abatch, inputs, config, **kwargs)  # type: ignore[arg-type]
+        return await self._abatch_with_config(partial(self._together, True), inputs, config, **kwargs)
 
     def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        return InThisThread().run(self._together(inputs, config, False, options))
-
-    async def _abatch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
-        return await self._together(inputs, config, True, options)
+        return InThisThread().run(self._together(False, inputs, config, **options))
 
     async def _together(
-        self, inputs: list[Any], configs: list[RunnableConfig], is_async: bool, options: dict[str, Any]
+        self, is_async: bool, inputs: list[Any], config: list[RunnableConfig], **options: Any
     ) -> list[Any]:
         """For each question its `ParsedProgram`, or the exception that ended it; nothing waits unless `is_async`.
 
@@ -268,7 +266,7 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
                 question.error = output if isinstance(output, Exception) else None
             return [(question, output) for question, output in done if question.error is None]
 
-        questions = [self._question(*each) for each in zip(inputs, configs, strict=True)]
+        questions = [self._question(*each) for each in zip(inputs, config, strict=True)]
         going = [question for question in questions if question.error is None]
         for _ in range(self.drafts + 1):
             going = await self._answered(await self._prompted(await self._pick(going, call, options), call), call)

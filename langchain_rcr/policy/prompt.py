@@ -68,10 +68,9 @@ def _names(template: str) -> Iterator[str]:
             yield name
 
 
-def _around(template: str) -> tuple[str, str]:
-    """The texts before and after the only name in a template."""
-    head, _, tail = template.format(source="\0", target="\0").partition("\0")
-    return head, tail
+def _before(template: str) -> str:
+    """The text before the only name in a template."""
+    return template.format(source="\0", target="\0").partition("\0")[0]
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +198,7 @@ class Prompt(Section):
     @property
     def labels(self) -> tuple[str, str]:
         """What precedes a question and a program in a text: "Source:" and "Target:"."""
-        return _around(self.question)[0].strip(), self.cue.strip()
+        return _before(self.question).strip(), self.cue.strip()
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -264,7 +263,7 @@ class Prompt(Section):
     @property
     def cue(self) -> str:
         """The start of the answer, on the last line of a text."""
-        return _around(self.answer)[0].rstrip()
+        return _before(self.answer).rstrip()
 
     def _placed(
         self, picks: Sequence[Shown], question: str, fields: Mapping[str, Any] | None

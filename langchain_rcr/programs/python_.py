@@ -91,17 +91,14 @@ def _call(node: ast.Call) -> tuple[str, Sequence[_Piece]]:
     return label, [*below, *node.args, *named]
 
 
-def _dotted(node: ast.AST) -> str | None:
-    parts: list[str] = []
-    while isinstance(node, ast.Attribute):
-        parts.append(node.attr)
-        node = node.value
-    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else None
-
-
 def _attribute(node: ast.Attribute) -> tuple[str, Sequence[_Piece]]:
-    name = _dotted(node)
-    return (f".{node.attr}", [node.value]) if name is None else (name, [])
+    parts, owner = [node.attr], node.value
+    while isinstance(owner, ast.Attribute):
+        parts.append(owner.attr)
+        owner = owner.value
+    if isinstance(owner, ast.Name):
+        return ".".join([owner.id, *reversed(parts)]), []
+    return f".{node.attr}", [node.value]
 
 
 def _unary(node: ast.UnaryOp) -> tuple[str, Sequence[_Piece]]:
