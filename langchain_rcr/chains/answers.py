@@ -12,7 +12,7 @@ from langchain_rcr.programs import about, get_parser
 from langchain_rcr.programs.languages import About
 
 # Chat templates often open the thoughts in the prompt, so that the answer only has the closing tag.
-_THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)", re.DOTALL)
+_THOUGHTS = re.compile(r"\A(?:.*</think(?:ing)?>|\s*<think(?:ing)?>.*)?\s*", re.DOTALL)
 # Before a program on the same line, any other word belongs to the program.
 _LANGUAGE = r"(?i:sql|sqlite|postgres|postgresql|python|json|lisp|text)"
 _FENCE = re.compile(rf"```(?:([\w+-]*)[ \t\r]*\n|({_LANGUAGE})[ \t]+|(?=[^`\n]+```))(.*?)(?:```|\Z)", re.DOTALL)
@@ -93,7 +93,7 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
         labels: the prompt's equivalents of "Source:" and "Target:".
     """
     known = about(language)
-    text = answer[_thoughts(answer) :].strip()
+    text = answer[_begin(answer) :].strip()
     if labels[0]:
         text = text.split(f"\n{labels[0]}", 1)[0]
     fences = [((tag or word).lower(), inner) for tag, word, inner in _FENCE.findall(text)[: -_TRIED - 1 : -1]]
@@ -121,17 +121,14 @@ def candidates(answer: str, language: str | None = None, labels: tuple[str, str]
 
 def cut(answer: str, stop: Sequence[str]) -> tuple[str, bool]:
     """The stripped answer, up to the first stop sequence after its thoughts; and whether there was one."""
-    answer = answer.lstrip()
-    begin = _thoughts(answer)
-    begin += len(answer[begin:]) - len(answer[begin:].lstrip())
+    begin = _begin(answer)
     ends = [end for end in (answer.find(sequence, begin) for sequence in stop) if end >= 0]
     return (answer[: min(ends)] if ends else answer).strip(), bool(ends)
 
 
-def _thoughts(answer: str) -> int:
-    """The length of the thoughts at the start of an answer."""
-    found = _THOUGHTS.match(answer)
-    return found.end() if found else 0
+def _begin(answer: str) -> int:
+    """Where an answer begins, after blanks and thoughts."""
+    return _THOUGHTS.match(answer).end()  # type: ignore[union-attr]  # it always matches
 
 
 def _parts(text: str, known: About, labels: tuple[str, str]) -> Iterator[str]:

@@ -54,11 +54,10 @@ class FewShotPrompt(FewShotPromptTemplate):
 
     def partial(self, **kwargs: Any) -> Self:
         """A copy with some variables set to strings, or to functions that are called at each use."""
-        left = [name for name in self.input_variables if name not in kwargs]
         # LangChain's own also passes on cached attributes, which the constructor refuses.
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        filled = {"input_variables": left, "partial_variables": {**self.partial_variables, **kwargs}}
-        return type(self)(**fields | filled)
+        filled = {"input_variables": [], "partial_variables": {**self.partial_variables, **kwargs}}
+        return type(self)(**fields | filled)  # it finds the variables that are left
 
     def pretty_repr(self, html: bool = False) -> str:
         """The prompt with its variables by name. The selector isn't called; one example represents its picks."""
@@ -336,15 +335,14 @@ def completes(llm: Any) -> bool:
 
 def innermost(runnable: object) -> object:
     """The model or retriever inside its wrappers."""
-    inside = {
-        RunnableBindingBase: "bound",
-        RunnableSequence: "first",
-        RunnableWithFallbacks: "runnable",
-        DynamicRunnable: "default",
-    }
-    for wrapping, attribute in inside.items():
-        if isinstance(runnable, wrapping):
-            return innermost(getattr(runnable, attribute))
+    match runnable:
+        case (
+            RunnableBindingBase(bound=inside)
+            | RunnableSequence(first=inside)
+            | RunnableWithFallbacks(runnable=inside)
+            | DynamicRunnable(default=inside)
+        ):
+            return innermost(inside)
     return runnable
 
 
