@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import string
 import threading
@@ -62,7 +63,7 @@ class Databases(AbstractContextManager["Databases"]):
         return self._copy, ()  # with its own processes
 
     def path(self, fields: Mapping[str, Any]) -> str:
-        """The file that a question's fields name; an `InputError` if one is missing or isn't a plain name."""
+        """The file that a question's fields name; an `InputError` if one isn't a plain name, or no file is there."""
         for name in self.names:
             if name not in fields:
                 has = ", ".join(map(repr, fields)) or "none"
@@ -70,7 +71,10 @@ class Databases(AbstractContextManager["Databases"]):
             if not isinstance(fields[name], str) or not _NAME.fullmatch(fields[name]):
                 allowed = "text of letters, digits, _, - and ."
                 raise InputError(f"{name} = {fields[name]!r:.100} can't name a database: {allowed}")
-        return self._template.format(**{name: fields[name] for name in self.names})
+        path = self._template.format(**{name: fields[name] for name in self.names})
+        if not os.path.isfile(path):  # noqa: PTH113 — unlike pathlib, it takes names of any length
+            raise InputError(f"the database {path} can't be read: no such file")
+        return path
 
     def __call__(self, program: str, fields: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The rows of a query on the database that these fields name; errors as for `path` and `Database`."""

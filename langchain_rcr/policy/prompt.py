@@ -291,9 +291,9 @@ class Prompt(Section):
             return template.format(**given)
         except KeyError as error:
             has = ", ".join(map(repr, given)) or "none"
-            how = "set prompt.db_schema" if error.args == ("schema",) else "bring it, or write another prompt"
+            how = "set prompt.db_schema" if error.args == ("schema",) else "write another prompt"
             raise InputError(
-                f"prompt.{field} shows {{{error.args[0]}}}, and a question's fields are {has}: {how}"
+                f"prompt.{field} shows {{{error.args[0]}}}, and a question's fields are {has}: bring it, or {how}"
             ) from None
 
 

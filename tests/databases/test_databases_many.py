@@ -87,6 +87,8 @@ def test_a_field_leads_to_no_other_folder(folder, value):
 
 def test_a_database_may_be_named_in_any_script(folder):
     for name in ("भूगोल", "地理", "coğrafya", "cafe\u0301"):
+        (folder / name).mkdir()
+        (folder / name / f"{name}.sqlite").touch()
         assert Databases(folder).path({"db_id": name}).endswith(f"/{name}/{name}.sqlite")
 
 
@@ -94,8 +96,9 @@ def test_what_is_wrong_is_said_in_a_line(folder):
     run = Databases(folder)
     with pytest.raises(InputError, match=r"needs the field 'db_id'; a question's are 'schema'"):
         run("SELECT 1", {"schema": ""})
-    with pytest.raises(InputError, match=r"gone\.sqlite can't be read: no such file"):
-        run("SELECT 1", {"db_id": "gone"})
+    for name in ("gone", "地" * 199):
+        with pytest.raises(InputError, match=rf"{name}\.sqlite can't be read: no such file"):
+            run.path({"db_id": name})
     for template in ("x/{}.sqlite", "{db_id.real}.sqlite", "{db_id!r}.sqlite", "{db_id:>9}.sqlite", "{db_id", "plain"):
         with pytest.raises(InputError, match="is no template"):
             Databases(template)

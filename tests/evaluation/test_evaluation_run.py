@@ -91,6 +91,23 @@ def test_answers_are_compared_by_their_results_where_programs_can_be_run(here, c
     assert report().selectors["rcr"].execution is not None
 
 
+def test_a_missing_database_is_named_before_anything_is_trained_or_asked(here, capsys):
+    (here / "all.jsonl").write_text(
+        "".join(
+            json.dumps({"source": f"how many {n}", "target": "SELECT 1", "tenant": name}) + "\n"
+            for n, name in enumerate("ab" * 10)
+        )
+    )
+    (here / "a.sqlite").touch()
+    flags = ["--data.task=files", "--data.train=all.jsonl", "--data.test=all.jsonl", "--program.language=sql"]
+    with OpenAIServer(lambda prompt: "SELECT 1") as server:
+        assert cli.main(["run", "demo.yaml", *flags, *asks(server), "--reward.database={tenant}.sqlite"]) == 2
+        assert server.requests == []
+    said = capsys.readouterr().err
+    assert "2': the database " in said
+    assert said.endswith("/b.sqlite can't be read: no such file\n")
+
+
 def test_rows_decide_whatever_exact_match_says_and_asking_without_examples_is_a_row(here, capsys):
     """Shown examples, it writes the right SQL in another way; without, it has the gold SQL of every other question."""
     with closing(sqlite3.connect(here / "books.sqlite")) as database, database:

@@ -176,7 +176,8 @@ def test_templates_that_cannot_be(fields: dict[str, Any], message: str) -> None:
 
 
 def test_a_field_that_the_question_lacks_is_named() -> None:
-    with pytest.raises(InputError, match=r"prompt.prefix shows \{schema\}, .* are 'db_id': set prompt.db_schema"):
+    said = r"prompt.prefix shows \{schema\}, .* are 'db_id': bring it, or set prompt.db_schema"
+    with pytest.raises(InputError, match=said):
         Prompt(name="sql").text([], "q", {"db_id": "geo"})
 
 

@@ -19,6 +19,7 @@ import torch
 
 from langchain_rcr.basics.files import atomic_directory
 from langchain_rcr.basics.items import readable
+from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.errors import InputError, RCRError
 from langchain_rcr.families.model_files import model_folder
 from langchain_rcr.policy.hub import WHERE_FROM, requirement
@@ -188,9 +189,13 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         check_reward(reward, task.reinforced, quick=True)
         asks = asks or reward.needs_llm
     if asks:
+        place = config.reward.database
+        databases = Databases(place) if place is not None and are_many(place) else None
         for query in (*task.queries, *task.reinforced, *task.dev, *task.test):
             try:
                 config.prompt.request([], query.source, query.fields)
+                if databases is not None:
+                    databases.path(query.fields)
             except InputError as error:
                 raise DataError(f"question {query.id!r}: {error}") from None
         open_language_model(config, task, keep=False).close()
