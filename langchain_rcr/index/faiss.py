@@ -83,10 +83,6 @@ class FaissOptions:
         """Whether searches and logits equal those of a full search in float32."""
         return self.kind == "flat" and not self.fp16
 
-    def probes(self, lists: int) -> int:
-        """How many of `lists` inverted lists to look at."""
-        return min(lists, self.nprobe or max(_LEAST_PROBED, lists // _PROBED))
-
     def lists(self, rows: int) -> int:
         """How many inverted lists to train on this many rows; 0: too few rows."""
         wanted = self.nlist or max(1, min(int(4 * rows**0.5), max(rows, self.train_from) // _PER_LIST))
@@ -159,8 +155,10 @@ class FaissTable(Table):
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""
         table, start, candidate = super().extended(vectors), len(self), np.asarray(vectors.candidate)
-        retrain = not self._shared.trained and self._options.lists(len(table))
-        if retrain or self._shared.count != start:
+        with self._shared.entered() as index:
+            retrain = not isinstance(index, faiss.IndexRefine) and self._options.lists(len(table))
+            shared = index.ntotal == start
+        if retrain or not shared:
             candidate = np.concatenate([np.asarray(self.pool_vectors(np.arange(start)).candidate), candidate])
             table._shared = _Shared(_new_index(candidate, self._options))
         table._shared.append(candidate)
@@ -207,8 +205,9 @@ class FaissTable(Table):
                 ef = max(self._options.ef_search, width)
                 params = faiss.SearchParametersHNSW(sel=selector, efSearch=ef)
             elif isinstance(index, faiss.IndexRefine) and not everything:
-                probes = self._options.probes(faiss.extract_index_ivf(index).nlist)
-                lists = faiss.SearchParametersIVF(sel=selector, nprobe=probes)
+                inverted = faiss.extract_index_ivf(index).nlist
+                probes = self._options.nprobe or max(_LEAST_PROBED, inverted // _PROBED)
+                lists = faiss.SearchParametersIVF(sel=selector, nprobe=min(inverted, probes))
                 turned = faiss.SearchParametersPreTransform(index_params=lists)
                 params = faiss.IndexRefineSearchParameters(k_factor=max(1, _CLOSER / width), base_index_params=turned)
             else:
@@ -238,16 +237,6 @@ class _Shared:
         with self.entered() as index:
             return _restored, (faiss.serialize_index(index).tobytes(),)
 
-    @property
-    def count(self) -> int:
-        with self.entered() as index:
-            return int(index.ntotal)
-
-    @property
-    def trained(self) -> bool:
-        """Whether it has inverted lists."""
-        return isinstance(self._index, faiss.IndexRefine)
-
     def append(self, vectors: FloatArray) -> None:
         for start in range(0, len(vectors), _AT_ONCE):
             with self.entered(alone=True) as index, _CHANGING:
@@ -276,18 +265,13 @@ class _Shared:
 
 def _new_index(vectors: FloatArray, options: FaissOptions) -> Any:
     """An empty FAISS index for vectors like these, trained on them."""
-    dim, product, half = vectors.shape[1], faiss.METRIC_INNER_PRODUCT, faiss.ScalarQuantizer.QT_fp16
-    lists = options.lists(len(vectors))
+    storage = "SQfp16" if options.fp16 else "Flat"
+    kind = f"HNSW{options.m},{storage}" if options.kind == "hnsw" else storage
+    index = faiss.index_factory(vectors.shape[1], kind, faiss.METRIC_INNER_PRODUCT)
     if options.kind == "hnsw":
-        if options.fp16:
-            index = faiss.IndexHNSWSQ(dim, half, options.m, product)
-        else:
-            index = faiss.IndexHNSWFlat(dim, options.m, product)
         index.hnsw.efConstruction = options.ef_construction
-    else:
-        index = faiss.IndexScalarQuantizer(dim, half, product) if options.fp16 else faiss.IndexFlatIP(dim)
-        if lists:
-            index = faiss.IndexRefine(_inverted(vectors, lists), index)
+    elif lists := options.lists(len(vectors)):
+        index = faiss.IndexRefine(_inverted(vectors, lists), index)
     if not index.is_trained:
         index.train(np.ascontiguousarray(vectors, dtype=np.float32))
     return index

@@ -152,16 +152,22 @@ def test_ties_are_fetched_until_the_lowest_key_is_sure(monkeypatch):
     assert fetched[-1][1] == 500
 
 
+def has_lists(table):
+    with table._shared.entered() as index:
+        return isinstance(index, module.faiss.IndexRefine)
+
+
 def test_inverted_lists_begin_when_there_are_enough_rows():
     rng = np.random.default_rng(3)
     table = FaissTable(vectors(rng, 0), FaissOptions("ivf", nlist=4, train_from=200))
     first = table.extended(vectors(rng, 199))
-    assert not first._shared.trained
+    assert not has_lists(first)
     states = rng.normal(size=(5, 32)).astype(np.float32)
     before = first.found(states, 3, [NOTHING] * 5)[0]
     second = first.extended(vectors(rng, 1))
-    assert second._shared.trained
-    assert second._shared.count == 200
+    assert has_lists(second)
+    with second._shared.entered() as index:
+        assert index.ntotal == 200
     third = second.extended(vectors(rng, 30))
     assert third._shared is second._shared
     np.testing.assert_array_equal(first.found(states, 3, [NOTHING] * 5)[0], before)
