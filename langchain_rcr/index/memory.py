@@ -87,8 +87,9 @@ class MatrixTable(Table):
             return np.where(places < 0, places, of[places]), logits, sums
         parts = [*blocks(len(states), len(self))] if len(states) > 1 else []
         if len(parts) > 1:
-            self._steps = None  # it only remembers one block
-            found = [MatrixTable.found(self, states[some], t, exclude[some], tau) for some in parts]
+            plain = copy.copy(self)
+            plain._steps = None  # it only remembers one block
+            found = [MatrixTable.found(plain, states[some], t, exclude[some], tau) for some in parts]
             every, theirs, totals = zip(*found, strict=True)
             return np.concatenate(every), np.concatenate(theirs), None if tau is None else np.concatenate(totals)
         margin = slack(states, self._longest)
@@ -141,18 +142,10 @@ class ColumnTable(MatrixTable):
     sum over these rows.
     """
 
-    _approximate = False
-
-    def opened(self) -> ColumnTable:
-        """See `Table.opened`."""
-        table = super().opened()
-        table._approximate = table._steps is not None and _RARE * self.size >= len(self)
-        return table
-
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`."""
         rows = self._candidate.rows
-        if not (self._approximate and isinstance(rows, SparseRows)):
+        if self._steps is None or not isinstance(rows, SparseRows):
             return super().found(states, t, exclude, tau)
         (keys, logits), totals = nothing(len(states), t), np.full(len(states), -np.inf)
         margin, short = slack(states, self._longest), list[int]()
