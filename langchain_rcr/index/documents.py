@@ -157,12 +157,8 @@ class StoredDocuments:
 
     # ------------------------------------------------------------------ the header
 
-    def header(self) -> Header | None:
-        """The newest header; None in an empty store, or one that holds something else."""
-        return next(iter(self._headers()), None)
-
-    def _headers(self) -> list[Header]:
-        """The newest first."""
+    def headers(self) -> list[Header]:
+        """The newest header first; none in an empty store, or one that holds something else."""
         documents = self.by_names([self.name_of(one) for one in _HEADERS], 0)
         headers = [Header(**json.loads(document.page_content)) for document in documents]
         return sorted(headers, key=lambda header: header.turn, reverse=True)
@@ -172,7 +168,7 @@ class StoredDocuments:
 
         They have different ids, as not all stores overwrite by id.
         """
-        old = [dataclasses.asdict(one) for one in self._headers()]
+        old = [dataclasses.asdict(one) for one in self.headers()]
         if old[1:]:
             self.remove([_id(one) for one in old[1:]])
         new = dataclasses.asdict(header) | {"turn": old[0]["turn"] + 1 if old else 0}

@@ -237,8 +237,7 @@ class LocalIndex(InThisThread, ABC):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids exist."""
-        with self._lock:
-            return self._keys.keys() & set(ids)
+        return {row.id for row in self.rows(ids)}
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all; not to be changed."""

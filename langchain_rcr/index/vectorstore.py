@@ -102,7 +102,7 @@ class VectorStoreIndex(InThisThread):
         with self.documents.changing:
             try:
                 self.documents.open(dim)
-                header = self.documents.header()
+                header = next(iter(self.documents.headers()), None)
                 foreign = header is None and self.documents.beside_header(1)
             except EngineError as error:
                 # Some stores can't say what they hold without a vector of the right length.
@@ -112,15 +112,15 @@ class VectorStoreIndex(InThisThread):
                 raise CheckpointError(msg) from error
             if foreign:
                 raise EngineError(f"{self.name} holds documents but no pool: add the examples to an empty collection")
-            if header is None or (not header.most and header.dim == dim):
-                if header is None or header.fingerprint != fingerprint:
-                    self.documents.write_header(Header(fingerprint, dim))
-            elif (header.fingerprint, header.dim) != (fingerprint, dim):
+            if header is not None and (header.fingerprint, header.dim) == (fingerprint, dim):
+                return
+            if header is not None and (header.most or header.dim != dim):
                 raise CheckpointError(
                     f"{self.name} holds {header.most} examples encoded by other encoders (fingerprint "
                     f"{header.fingerprint}, D = {header.dim}) than these (fingerprint {fingerprint}, D = {dim}): "
                     f"{_REBUILD}"
                 )
+            self.documents.write_header(Header(fingerprint, dim))
 
     def count(self) -> int:
         """How many examples there are."""
@@ -204,10 +204,10 @@ class VectorStoreIndex(InThisThread):
         return [one.row for one in (self._all(header) if ids is None else self._found(ids, header).values())]
 
     def _bound(self) -> Header:
-        header = self.documents.header()
-        if header is None:
+        headers = self.documents.headers()
+        if not headers:
             raise EngineError(f"{self.name} holds no pool any more: its documents were deleted by somebody else")
-        return header
+        return headers[0]
 
     def _settled(self) -> Header:
         """The header, with what a change that was cut short has left counted."""
