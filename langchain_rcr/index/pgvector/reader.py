@@ -113,7 +113,7 @@ class PgVectorReader:
 
     async def filter(self, where: Filter) -> None:
         """Restrict what can be found to `where`, and count it; see `CandidateIndex.read`."""
-        condition, asked = to_sql(where, self._values), sorted(fields_of(where))
+        self._condition, asked = to_sql(where, self._values), sorted(fields_of(where))
         if self.size and asked:
             # One field at a time: each scan ends at the first example that has the field.
             some = "SELECT k, EXISTS (SELECT FROM {table} WHERE example ? k) FROM unnest(%s::text[]) k"
@@ -121,8 +121,7 @@ class PgVectorReader:
             if len(known) < len(asked):
                 every = "SELECT DISTINCT jsonb_object_keys(example) FROM {table}"
                 raise unknown_field(where, [key for (key,) in await self._transaction.fetch(every)])
-        if self._pool.id:
-            self._condition = condition
+        if self.size:
             count = "SELECT count(*) FROM {table} e WHERE {condition}".replace("{condition}", self._condition)
             ((self.size,),) = await self._transaction.fetch(count, self._values)
 
@@ -183,11 +182,9 @@ class PgVectorReader:
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
-        if not len(keys):
-            return np.empty((0, self._pool.dim), dtype=np.float32)
         query = "SELECT key, vector_send(candidate) FROM {table} WHERE key = ANY (%s::bigint[])"
         found = dict(await self._transaction.fetch(query, [keys.tolist()]))
-        return np.stack([_vector(found[key]) for key in keys.tolist()])
+        return np.array([_vector(found[key]) for key in keys.tolist()], dtype="<f4").reshape(-1, self._pool.dim)
 
     async def _log_partition(self, states: FloatArray, exclude: IntArray, tau: float) -> NDArray[np.float64]:
         if self._approximate:
