@@ -171,10 +171,19 @@ def options_of(
     check_fields(k=k, beam_width=beam_width, explore=retriever.explore)
     if k < retriever.k_min:
         raise InputError(f"k_min = {retriever.k_min} is more than k = {k}, the number of picks")
-    group, prefer = retriever.picks_within, encoder.prefer
+    where, group = joined(retriever.filter, filter), retriever.picks_within
+    field = group or encoder.prefer
     # Looked up by name: a configured group may differ from that of the retriever that the chain knows.
-    values = within, (of_variables or {}).get(group or prefer or "", OPEN)
-    where, home = narrowed(joined(retriever.filter, filter), values, group, prefer)
+    given = [value for value in (within, (of_variables or {}).get(field, OPEN)) if value is not OPEN]
+    if given and not field:
+        raise InputError("within: the value of which field? Set the retriever's group")
+    values = [_value_of(field, value) for value in given]
+    if group:
+        where = all_of(where, *(Compare(group, "eq", value) for value in values))
+        if not pins(where, group):
+            raise InputError(
+                f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
+            )
     fits = None
     if retriever.max_tokens is not None:
         shown, item = (encoder.prompt or APPENDIX_D).shown, retriever.store.schema.item
@@ -191,7 +200,7 @@ def options_of(
         explore=retriever.explore,
         random=np.random.default_rng() if retriever.explore else None,
         min_relevance=retriever.min_relevance,
-        home=home,
+        home="" if group or not values else str(values[-1]),
     )
     return options, where
 
@@ -208,28 +217,6 @@ def within_of(variables: Mapping[str, Any], group: str, prefer: str | None) -> d
         names = ", ".join(map(repr, variables))
         raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
     return {field: _value_of(field, variables[field])}
-
-
-def narrowed(where: Filter | None, values: Iterable[Any], group: str, prefer: str | None) -> tuple[Filter | None, str]:
-    """A filter that also requires these values of `group`, and the `Item.home` that they name if there is no group.
-
-    Values that are `OPEN` don't count. An `InputError` if nothing fixes the group's value.
-    """
-    home = ""
-    for value in values:
-        if value is OPEN:
-            continue
-        if group:
-            where = all_of(where, Compare(group, "eq", _value_of(group, value)))
-        elif prefer:
-            home = str(_value_of(prefer, value))
-        else:
-            raise InputError("within: the value of which field? Set the retriever's group")
-    if group and not pins(where, group):
-        raise InputError(
-            f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
-        )
-    return where, home
 
 
 def _value_of(group: str, value: Any) -> Any:
