@@ -84,14 +84,11 @@ class ExamplePool:
         pool._append(examples, ids)
         return pool
 
-    def filled(self, examples: Mapping[str, dict[str, Any]], where: Callable[[int], str]) -> ExamplePool:
-        """A pool with this one's keys that holds these examples themselves, by id.
-
-        `where` names an example in errors, given its position.
-        """
+    def filled(self, examples: Mapping[str, dict[str, Any]], places: Sequence[str]) -> ExamplePool:
+        """A pool with this one's keys that holds these examples themselves, by id; `places` names each in errors."""
         pool = self._copy()
         pool.ids, pool.examples = tuple(examples), tuple(examples.values())
-        pool._items = self._read(pool.examples, where)
+        pool._items = self._read(pool.examples, places.__getitem__)
         return pool
 
     def only(self, positions: Sequence[int], spec: ProgramSpec | None = None) -> ExamplePool:

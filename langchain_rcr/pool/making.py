@@ -189,7 +189,7 @@ class Lifecycle:
             raise InputError(f"from_examples: {unknown(next(iter(options)), (*cls.model_fields, *_OPTIONS))}")
         spec = ProgramSpec(language or ("sql" if find_spec("sqlglot") else TOKENS))
         source_key, target_key = keys_of(examples, input_keys, example_keys, source_key, target_key, spec)
-        pool = ExamplePool(examples, source_key=source_key, target_key=target_key)
+        pool = pool_of(examples, given.pop("ids", None), source_key, target_key)
         prefer = home_field("" if fields.get("group") and prefer is None else prefer, examples)
         items = pool.items(prefer)
         fields_there = dict.fromkeys(chain.from_iterable(examples))
@@ -199,7 +199,7 @@ class Lifecycle:
                 raise InputError(f"{argument}: {unknown(lacking, map(str, fields_there))}")
         encoder = TriEncoder.fitted(items, embeddings=embeddings, spec=spec, seed=seed)
         encoder.prefer = prefer
-        return cls.from_encoder(encoder, examples, source_key=source_key, target_key=target_key, **given, **fields)
+        return cls(store=ExampleStore(encoder, pool, **given), **fields)
 
     @classmethod
     async def afrom_examples(cls, examples: Sequence[Example], *arguments: Any, **options: Any) -> Self:

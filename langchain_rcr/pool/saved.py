@@ -113,27 +113,26 @@ def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target
         lines = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise PoolError(f"{path} can't be read: {error}") from error
-    numbers = [number for number, line in enumerate(lines, start=1) if line.strip()]
-
-    def where(at: int) -> str:
-        return f"{path}, line {numbers[at]}"
-
-    examples: dict[str, dict[str, Any]] = {}
-    for at, number in enumerate(numbers):
+    examples, places = dict[str, dict[str, Any]](), list[str]()
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
         try:
-            row = _parsed(lines[number - 1])
+            row = _parsed(line)
         except (ValueError, RecursionError) as error:
-            raise PoolError(f"{where(at)}: not JSON ({error})") from error
+            raise PoolError(f"{where}: not JSON ({error})") from error
         if not isinstance(row, dict):
-            raise PoolError(f"{where(at)}: must be a JSON object, not {type(row).__name__}")
+            raise PoolError(f"{where}: must be a JSON object, not {type(row).__name__}")
         example_id = row.pop("id", None)
         if example_id is None:
             example_id = random_ids(1)[0]
         if not isinstance(example_id, str) or example_id in examples:
-            raise PoolError(f"{where(at)}: the id {example_id!r} is not a string or not the only one of its kind")
+            raise PoolError(f"{where}: the id {example_id!r} is not a string or not the only one of its kind")
         nested = row.keys() == {"example"} and isinstance(row["example"], dict)
         examples[example_id] = row["example"] if nested else row
-    return ExamplePool(source_key=source_key, target_key=target_key).filled(examples, where)
+        places.append(where)
+    return ExamplePool(source_key=source_key, target_key=target_key).filled(examples, places)
 
 
 def _parsed(line: str) -> Any:
@@ -195,10 +194,9 @@ def _read(path: Path) -> dict[str, NDArray[Any]]:
             about = header[name]
             if about["dtype"] not in _KINDS:
                 raise ValueError(f"{name} is of the kind {about['dtype']}")
-            arrays[name] = array = np.empty(about["shape"], dtype=_KINDS[about["dtype"]])
             file.seek(8 + length + about["data_offsets"][0])
-            if array.size and file.readinto(array.data) != array.nbytes:
-                raise OSError("it ends too early")
+            values = np.fromfile(file, _KINDS[about["dtype"]], math.prod(about["shape"]))
+            arrays[name] = values.reshape(about["shape"])
     return arrays
 
 

@@ -83,19 +83,15 @@ class ExampleStore:
             )
         self._begin(Served(encoder.eval(), index, encoder.fingerprint(), schema))
         self.index.bind(self.fingerprint, encoder.dim)
-        saved = None
-        if folder is not None and (folder / VECTORS_FILE).is_file():
-            saved = load_vectors(folder / VECTORS_FILE, self.fingerprint, _signatures(pool, encoder))
         fresh, gone = self._changes(pool, append)
         if fresh:
             new = pool.only(fresh, encoder.spec)
-            if saved is None:
+            stored = None if folder is None else folder / VECTORS_FILE
+            if stored is not None and stored.is_file() and len(fresh) == len(pool):
+                vectors, new.programs = load_vectors(stored, self.fingerprint, _signatures(pool, encoder))
+            else:
                 vectors = self.encoder.encode_pool(new.items(encoder.prefer))
                 self.encoder.grow(new.items(), labels_only=True)
-            else:
-                vectors, programs = saved
-                new.programs = programs[fresh]
-                vectors = vectors if len(fresh) == len(pool) else vectors.take(np.array(fresh, dtype=np.int64))
             try:
                 self.index.add(_rows(new), vectors, replace=gone)
             except PoolError:

@@ -346,3 +346,9 @@ def test_nested_values_are_not_shared_with_ours(make_theirs: Make) -> None:
     selector.add_example(added)
     added["nested"].append(2)
     assert selector.select_examples({"source": "which zebra"}) == [{**added, "nested": [1]}]
+
+
+def test_ids_are_checked_before_the_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TriEncoder, "fitted", lambda *_, **__: pytest.fail("fitted"))
+    with pytest.raises(InputError, match="ids must be a sequence of 9 strings, one for each example, not list of 1"):
+        SequentialCompositionalRetriever.from_examples(EXAMPLES, WordCounts(), ids=["a"])
