@@ -79,47 +79,36 @@ class Picks:
 class _Beams:
     """The sequences still growing: R of equal length, grouped by query, best first."""
 
-    def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
+    def __init__(self, state: State[Any], exclude: IntArray) -> None:
         count, self._first = exclude.shape
-        self.query = np.arange(count)
-        """(R,) the query of each."""
-        self.state, self.length = state, 0
-        self._keys = np.concatenate((exclude, np.full((count, k), -1, dtype=np.int64)), axis=1)
-        self._logits = np.full((count, k), -np.inf, dtype=np.float32)
-        self._log_probs = np.full((count, k), np.nan)
-
-    @property
-    def exclude(self) -> IntArray:
+        self.state, self.query = state, np.arange(count)
+        self.exclude = exclude
         """(R, E + length) what may not be picked next: what was excluded from the start, then the picks."""
-        return self._keys[:, : self._first + self.length]
+        self.logits = np.empty((count, 0), dtype=np.float32)
+        self.log_probs = np.empty((count, 0))
+        """(R, length) log π of the picks; NaN if not needed."""
 
     @property
     def keys(self) -> IntArray:
         """(R, length) the picks."""
-        return self._keys[:, self._first : self._first + self.length]
-
-    @property
-    def log_probs(self) -> NDArray[np.float64]:
-        """(R, length) log π of the picks, if needed."""
-        return self._log_probs[:, : self.length]
+        return self.exclude[:, self._first :]
 
     def keep(self, at: IntArray) -> None:
         """Go on with some of the sequences (M,)."""
-        self.query, self.state = self.query[at], self.state.take(at)
-        self._keys, self._logits, self._log_probs = self._keys[at], self._logits[at], self._log_probs[at]
+        self.query, self.state, self.exclude = self.query[at], self.state.take(at), self.exclude[at]
+        self.logits, self.log_probs = self.logits[at], self.log_probs[at]
 
-    def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64] | None) -> None:
+    def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64]) -> None:
         """Add a pick to each (R,)."""
-        self._keys[:, self._first + self.length], self._logits[:, self.length] = keys, logits
-        if log_probs is not None:
-            self._log_probs[:, self.length] = log_probs
-        self.length += 1
+        self.exclude = np.column_stack((self.exclude, keys))
+        self.logits = np.column_stack((self.logits, logits))
+        self.log_probs = np.column_stack((self.log_probs, log_probs))
 
     def end(self, queries: IntArray, picks: Picks) -> None:
         """Record the best sequence of each of these queries."""
-        at = np.searchsorted(self.query, queries)
-        picks.positions[queries], picks.logits[queries] = self._keys[at, self._first :], self._logits[at]
-        picks.probabilities[queries] = np.exp(self._log_probs[at])
+        at, length = np.searchsorted(self.query, queries), self.logits.shape[1]
+        picks.positions[queries, :length], picks.logits[queries, :length] = self.keys[at], self.logits[at]
+        picks.probabilities[queries, :length] = np.exp(self.log_probs[at])
 
 
 def greedy(
@@ -169,13 +158,13 @@ async def select(
     count = len(queries)
     picks = Picks.none(count, options.k)
     exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
-    beams = _Beams(state.start(queries), options.k, exclude)
+    beams = _Beams(state.start(queries), exclude)
     width, tau = options.beam_width, options.tau if options.scored else None
     constrained = options.different_programs or options.fits is not None
     hits: Hits | None = None
     if width == 1 and not (constrained or options.explore) and hasattr(reader, "ahead"):
         reader.ahead(beams.state, options.k)
-    while beams.length < options.k:
+    for _ in range(options.k):
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
         if constrained:
@@ -187,14 +176,14 @@ async def select(
         if options.random is not None:
             hits, log_probs, grows = _drawn(hits, grows, options.explore * options.tau, options.random)
         if width == 1 and grows.all():  # the usual case, faster
-            beams.grow(hits.keys[:, 0], hits.logits[:, 0], None if log_probs is None else log_probs[:, 0])
+            beams.grow(hits.keys[:, 0], hits.logits[:, 0], log_probs[:, 0])
             continue
         at, of = _best(beams, hits.keys, log_probs, grows, width)
         beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
         if not len(at):
             return picks
         beams.keep(at)
-        beams.grow(hits.keys[at, of], hits.logits[at, of], None if log_probs is None else log_probs[at, of])
+        beams.grow(hits.keys[at, of], hits.logits[at, of], log_probs[at, of])
     beams.end(beams.query if width == 1 else np.unique(beams.query), picks)
     return picks
 
@@ -241,9 +230,9 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
     return hits._replace(keys=keys, logits=logits, log_partition=first.log_partition)
 
 
-def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64] | None, BoolArray]:
-    """Log π of each hit (R, t), if needed, and whether a sequence may continue with it (R, t)."""
-    log_probs, grows = None, hits.keys >= 0
+def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64], BoolArray]:
+    """Log π of each hit (R, t), NaN if not needed, and whether a sequence may continue with it (R, t)."""
+    log_probs, grows = np.full(hits.keys.shape, np.nan), hits.keys >= 0
     if hits.log_partition is not None:
         total = np.maximum(hits.log_partition, _LEAST)[:, None]
         # Could exceed 0 by rounding, or if the total covers only the best candidates.
@@ -275,11 +264,11 @@ def _drawn(
 
 
 def _best(
-    beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64] | None, grows: BoolArray, width: int
+    beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64], grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
     """The most probable sequences (M,) of each query after one more hit (M,); one for each set of picks."""
     at, of = np.nonzero(grows)
-    scores = np.zeros(len(at)) if log_probs is None else beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
+    scores = beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)
     best = list[int]()
     for n in np.lexsort((-scores, beams.query[at])).tolist():
