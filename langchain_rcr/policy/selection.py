@@ -194,8 +194,8 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
     If no candidate that fits has another program, the others that fit take their place.
     """
     states, width = beams.state.vector(), options.width
-    found = [list[tuple[int, float]]() for _ in states]
-    spare = [list[tuple[int, float]]() for _ in states]
+    found = [dict[int, float]() for _ in states]
+    spare = [dict[int, float]() for _ in states]
 
     def judge(hits: Hits, left: IntArray) -> None:
         for at, keys, logits in zip(left.tolist(), hits.keys.tolist(), hits.logits.tolist(), strict=True):
@@ -208,7 +208,7 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
                 repeats = options.different_programs and any(row.program == one.program for one in picked)
                 into = spare[at] if repeats else found[at]
                 if len(into) < width and (options.fits is None or options.fits([*picked, row])):
-                    into.append((key, logit))
+                    into[key] = logit
 
     left, seen, t = np.arange(len(states)), beams.exclude, max(_SHORTLIST, 2 * width)
     hits = first = await reader.search(states, t, seen, tau)
@@ -225,8 +225,7 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
         hits = await reader.search(states[left], t, seen)
     keys, logits = nothing(len(states), width)
     for at, some in enumerate(allowed or others for allowed, others in zip(found, spare, strict=True)):
-        for n, (key, logit) in enumerate(some):
-            keys[at, n], logits[at, n] = key, logit
+        keys[at, : len(some)], logits[at, : len(some)] = list(some), list(some.values())
     return hits._replace(keys=keys, logits=logits, log_partition=first.log_partition)
 
 
@@ -247,8 +246,7 @@ def drawn_from(logits: NDArray[Any], tau: float | NDArray[np.float64]) -> NDArra
     scaled = logits / np.asarray(tau, dtype=np.float64)
     scaled -= np.maximum(scaled.max(axis=1, keepdims=True), _LEAST)
     with np.errstate(divide="ignore", invalid="ignore"):
-        log_probs: NDArray[np.float64] = scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True))
-    return log_probs
+        return np.asarray(scaled - np.log(np.exp(scaled).sum(axis=1, keepdims=True)))
 
 
 def _drawn(
