@@ -228,15 +228,13 @@ class _Graph:
 
     def __init__(self) -> None:
         self._nodes: list[bytes] = []
-        self._constants: dict[str, tuple[bytes, memoryview]] = {}  # not copied until the whole file is
+        self._constants: list[bytes | memoryview] = []  # not copied until the whole file is
 
     def constant(self, name: str, array: NDArray[Any]) -> str:
         """A constant array: float32, uint8 or int64."""
-        if name not in self._constants:
-            dims = b"".join(_number(1, size) for size in array.shape)
-            about = dims + _number(2, _TYPES[array.dtype]) + _text(8, name) + _begun(9, array.nbytes)
-            raw = np.ascontiguousarray(array).data.cast("B")
-            self._constants[name] = _begun(5, len(about) + array.nbytes) + about, raw
+        dims = b"".join(_number(1, size) for size in array.shape)
+        about = dims + _number(2, _TYPES[array.dtype]) + _text(8, name) + _begun(9, array.nbytes)
+        self._constants += [_begun(5, len(about) + array.nbytes) + about, np.ascontiguousarray(array).data.cast("B")]
         return name
 
     def node(
@@ -252,8 +250,7 @@ class _Graph:
         """The file, given the inputs by name, each with the names of its axes, and the outputs; all are float32."""
         shown = b"".join(_bytes(11, _about(name, axes)) for name, axes in inputs.items())
         given = b"".join(_bytes(12, _about(name, None)) for name in outputs)
-        constants = [part for parts in self._constants.values() for part in parts]
-        graph: list[bytes | memoryview] = [*self._nodes, _text(2, "encoder"), *constants, shown, given]
+        graph: list[bytes | memoryview] = [*self._nodes, _text(2, "encoder"), *self._constants, shown, given]
         opsets = b"".join(_bytes(8, _text(1, domain) + _number(2, version)) for domain, version in _OPSETS.items())
         return b"".join([_number(1, _IR_VERSION), _begun(7, sum(map(len, graph))), *graph, opsets])
 
