@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +83,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     if not (len(rows) and encoder.tensors()["dual"].any()):  # not fitted: nothing is known about them
         return features
     dual, mean = (encoder.tensors()[name].astype(np.float64) for name in ("dual", "mean"))
-    inverse = encoder.landmarks.inverse()
+    inverse = np.linalg.inv(encoder.landmarks.ridged())
     targets = (np.linalg.solve(inverse, dual) + mean).astype(np.float32)
     small = (targets[:, encoder.inventory.small] >= _HAS).astype(np.float32)
     present = cues.incidence(encoder.landmarks.bags, encoder.phrases, len(encoder.speaks) - 1)
@@ -91,8 +92,8 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     @cache
     def by_phrases(way: int) -> FloatArray:
         """(M, C) likelihoods for the landmarks, by phrases refitted without each fold."""
-        likely, fold = np.zeros(small.shape, dtype=np.float32), _numbered(numbers[:, way])
-        for number in track(range(fold.max() + 1), "leaving out each fold"):
+        likely, fold = np.zeros(small.shape, dtype=np.float32), numbers[:, way]
+        for number in track(_folds(fold), "leaving out each fold"):
             mine, others = (np.flatnonzero(held) for held in (fold == number, fold != number))
             weights = cues.fit(present.select(others), small[others])
             likely[mine] = cues.likelihoods(present.select(mine), weights)
@@ -101,8 +102,8 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
     local = features.local.copy()
     for way in np.unique(ways[rows]).tolist():
-        fold = _numbered(numbers[:, way])
-        if fold.max() < 1:
+        fold = numbers[:, way]
+        if len(_folds(fold)) < 2:
             continue
         mine = rows[(ways[rows] == way) & (fold[landmark[rows]] >= 0)]
         raw[mine] = without_folds(inverse, dual, targets, fold)[landmark[mine]]
@@ -111,23 +112,20 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
     return replace(features, local=local, raw=raw)
 
 
-def _numbered(folds: IntArray) -> IntArray:
-    """The folds renumbered from 0 without gaps; −1 stays."""
-    numbered = np.full(len(folds), -1)
-    numbered[folds >= 0] = np.unique(folds[folds >= 0], return_inverse=True)[1]
-    return numbered
+def _folds(fold: IntArray) -> list[int]:
+    return sorted({*fold.tolist()} - {-1})
 
 
 def without_folds(
-    inverse: NDArray[np.float64], dual: NDArray[np.float64], targets: FloatArray, fold: IntArray
+    inverse: NDArray[np.floating[Any]], dual: NDArray[np.float64], targets: FloatArray, fold: IntArray
 ) -> FloatArray:
     """What ridge regression predicts for every row without its fold, (M, D); 0 for rows in no fold.
 
     With G = (K + ρI)⁻¹ (M, M), `inverse`, and α = G(Y − μ) (M, D), `dual`, the predictions for fold b are
-    Y_b − G_bb⁻¹ α_b; μ stays. Folds are numbered from 0; −1: in none.
+    Y_b − G_bb⁻¹ α_b; μ stays. `fold` (M,) has the number of each row's fold; −1: in none.
     """
     raw = np.zeros_like(targets)
-    for number in track(range(fold.max(initial=-1) + 1), "predicting without each fold"):
+    for number in track(_folds(fold), "predicting without each fold"):
         rows = np.flatnonzero(fold == number)
         raw[rows] = targets[rows] - np.linalg.solve(inverse[np.ix_(rows, rows)], dual[rows])
     return raw

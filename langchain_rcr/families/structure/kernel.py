@@ -95,10 +95,6 @@ class Views:
             out = np.where(questions.homes[:, None] == self.homes, out, np.float32(OTHER_HOME) * out)
         return out
 
-    def inverse(self) -> NDArray[np.float64]:
-        """(M, M): (K + ρI)⁻¹."""
-        return np.asarray(np.linalg.inv(self.ridged()), dtype=np.float64)
-
     def ridged(self) -> NDArray[np.float64]:
         """(M, M): K + ρI, where K is the similarity between landmarks."""
         kernel = self.likeness(self).astype(np.float64)

@@ -361,7 +361,7 @@ class NumpyNeedEncoder(BaseEncoder):
         """Take further added examples in."""
         targets = np.asarray(self.inventory.rows([item.target for item in new], spare=True))
         if grown is None:
-            kept, inverse = self.tensors(), self.landmarks.inverse().astype(np.float32)
+            kept, inverse = self.tensors(), np.linalg.inv(self.landmarks.ridged()).astype(np.float32)
             padded = np.pad(kept["dual"], ((0, 0), (0, SPARE))), np.pad(kept["mean"], (0, SPARE))
             grown = Grown(self.landmarks, inverse, *padded, self.sole, self.views([]), (), targets[:0])
         return grown.joined(views, [item.source for item in new], targets, self.vocabulary)
@@ -380,8 +380,7 @@ class NumpyNeedEncoder(BaseEncoder):
         """(N, C) what phrases say about the columns of small structures."""
         said = np.split(self.phrases[bags.columns], bags.starts[1:-1])  # faster than `cues.likelihoods`
         sums = [self.speaks[phrases[phrases >= 0]].sum(axis=0) for phrases in said]
-        likely: NDArray[np.float32] = 1 - np.exp(-(np.stack(sums) + self.speaks[-1]))
-        return likely
+        return np.asarray(1 - np.exp(-(np.stack(sums) + self.speaks[-1])))
 
     def views(self, items: Sequence[Item]) -> Views:
         """The questions as the kernel sees them; the backbone reads each once."""
