@@ -33,7 +33,6 @@ class Bounded(TorchFunctionMode):
         self._size, self._calls = size, calls
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """See the class."""
         kwargs = kwargs or {}
         if self._calls is not None:
             self._calls -= 1

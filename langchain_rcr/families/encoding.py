@@ -29,9 +29,7 @@ from langchain_rcr.families.untrusted import refusing
 class Features(Protocol):
     """N featurised items, such as token ids, n-gram bags or frozen vectors. Training doesn't change them."""
 
-    def __len__(self) -> int:
-        """N."""
-        ...
+    def __len__(self) -> int: ...
 
     def select(self, rows: NDArray[np.int64]) -> Self:
         """The features of some rows, in that order."""
@@ -148,8 +146,7 @@ class BaseEncoder(ABC):
 
     def taken(self, values: Any) -> NDArray[np.float32]:
         """A result of the formulas as an array, without gradients."""
-        array: NDArray[np.float32] = values
-        return array
+        return np.asarray(values)
 
     def tensors(self) -> dict[str, NDArray[Any]]:
         """All saved arrays by name."""

@@ -116,5 +116,4 @@ def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int, *, special:
 def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
     """Rows scaled to length 1."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    scaled: NDArray[np.float32] = (vectors / np.maximum(norms, 1e-12)).astype(np.float32, copy=False)
-    return scaled
+    return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors.numpy import load_file, save_file
 
 from langchain_rcr.basics.extras import require
@@ -99,15 +98,13 @@ class OnnxBackbone(PretrainedBackbone):
         """See `LocalBackbone.read`: tokens in context."""
         tokenizer, special = self._tokenizer
         pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
-        tokens: list[NDArray[np.float32]] = []
+        tokens = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
         every = token_ids(tokenizer, texts, self.max_length, special=True)
         for row, ids in enumerate(track(every, "reading questions")):
-            if not ids:
-                tokens.append(np.zeros((0, self.dim), dtype=np.float32))
-                continue
-            last, inner = self._session.run(("last", "inner"), {"words": bert.looked_up(self._arrays, ids)})
-            pooled[row] = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
-            tokens.append(inner[0, [at for at, token in enumerate(ids) if token not in special]])
+            if ids:
+                last, inner = self._session.run(("last", "inner"), {"words": bert.looked_up(self._arrays, ids)})
+                pooled[row] = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
+                tokens[row] = inner[0, [at for at, token in enumerate(ids) if token not in special]]
         return unit(pooled), tokens
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:

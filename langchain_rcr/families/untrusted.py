@@ -123,7 +123,8 @@ def check_tokenizer(value: Mapping[str, Any], size: int) -> None:
         raise InputError(f"tokenizer.json has tokens beyond the {show(size)} that the model knows")
     if not all(isinstance(token.get("content"), str) and token["content"] for token in added):
         raise InputError("tokenizer.json adds a token without text")
-    if model.get("dropout") or not _at_most(model.get("max_input_chars_per_word", 0), _MAX_WORD_LENGTH):
+    longest = model.get("max_input_chars_per_word", 0)
+    if model.get("dropout") or not isinstance(longest, int) or longest > _MAX_WORD_LENGTH:
         raise InputError("tokenizer.json has a model with dropout, or that cuts words of any length")
 
 
@@ -147,10 +148,6 @@ def _is_table(encoded: str) -> bool:
     table = base64.b64decode(encoded)
     size = int.from_bytes(table[:4], "little")
     return size <= len(table) - 4 and max(map(len, table[4 + size :].split(b"\0"))) <= _MAX_FORM_BYTES
-
-
-def _at_most(number: Any, most: int) -> bool:
-    return isinstance(number, int) and number <= most
 
 
 def _flat(part: Any) -> Iterator[Any]:

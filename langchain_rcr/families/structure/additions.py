@@ -110,8 +110,7 @@ class NewLabels:
     def likelihoods(self, questions: Sequence[str], predicted: FloatArray) -> FloatArray:
         """(N, SPARE) how likely questions need each column, by the kernel (`predicted`) or the phrases: the larger."""
         kernel = (predicted - self.chance) / (1 - self.chance)
-        likely: FloatArray = np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1))
-        return likely
+        return np.asarray(np.maximum(cues.likelihoods(self._present(questions), self.weights), kernel.clip(0, 1)))
 
     def _present(self, questions: Sequence[str]) -> SparseRows:
         """(N, F + 1) which of the added questions' phrases these have; see `cues.incidence`."""

@@ -64,8 +64,6 @@ def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS)
     place = (np.cumsum(taken) - 1)[cells]
     scale = (1 / (count[used // size] + _PRIOR)).astype(np.float32)
     weights = np.zeros(len(taken), dtype=np.float32)
-    if not len(rows):
-        return weights.reshape(-1, size)
     found = _START * scale * np.bincount(place).astype(np.float32)
     for _ in track(range(rounds), "reading phrases"):
         likely = 1 - np.exp(-np.add.reduceat(found[place], said.starts[:-1]))

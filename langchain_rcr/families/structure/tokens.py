@@ -87,8 +87,7 @@ class TokenBags:
 
 
 def _unit(vectors: FloatArray) -> FloatArray:
-    unit: FloatArray = (vectors / np.maximum(norms(vectors), 1e-12)).astype(np.float32)
-    return unit
+    return np.asarray(vectors / np.maximum(norms(vectors), 1e-12), dtype=np.float32)
 
 
 def _far_apart(vectors: FloatArray, most: int) -> NDArray[np.int64]:
