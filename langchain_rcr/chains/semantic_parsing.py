@@ -269,20 +269,16 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         questions = [self._question(*each) for each in zip(inputs, config, strict=True)]
         going = [question for question in questions if question.error is None]
         for _ in range(self.drafts + 1):
-            going = await self._answered(await self._prompted(await self._pick(going, call, options), call), call)
+            going = await self._answered(await self._pick(going, call, options), call)
         return [question.error or question.parsed for question in questions]
 
-    async def _prompted(self, questions: list[_Question], call: _Call) -> _Pairs:
-        """The questions with their prompts, made from the picks; those that fail are left out."""
+    async def _answered(self, questions: list[_Question], call: _Call) -> list[_Question]:
+        """Ask the model with the picks, again if an answer isn't a program; returns the questions that have one now."""
         shown = [[pick.metadata if isinstance(pick, Document) else pick for pick in each.picks] for each in questions]
         given = [(each, {**each.variables, PICKED: picks}) for each, picks in zip(questions, shown, strict=True)]
         asked = await call(self.prompt, given)
         for question, prompt in asked:
             question.prompt, question.failures = prompt, []
-        return asked
-
-    async def _answered(self, asked: _Pairs, call: _Call) -> list[_Question]:
-        """Ask the model, and again if an answer isn't a program; returns the questions that have a program now."""
         reader = RunnableLambda(self._read, name="parse_program")
         done = []
         for left in range(self.retries, -1, -1):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,24 +19,6 @@ from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import Prompt
-
-_KNOWN_SCHEMAS = 1000
-"""Databases whose schemas are kept in memory."""
-
-
-class _Schemas:
-    """The schema of the database that a question's variables name, each read once; can be pickled."""
-
-    def __init__(self, databases: Databases, kind: str, samples: int) -> None:
-        self._made_of = databases, kind, samples
-        self._read = lru_cache(maxsize=_KNOWN_SCHEMAS)(partial(schema_text, samples=samples))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _Schemas, self._made_of
-
-    def __call__(self, variables: Mapping[str, Any]) -> str:
-        databases, kind, _ = self._made_of
-        return f"-- {kind}\n{self._read(databases.path(variables))}"
 
 
 def text_to_sql_chain(
@@ -96,7 +78,7 @@ def text_to_sql_chain(
     schema_of: Callable[[Mapping[str, Any]], str] | None = None
     if are_many(database):
         execute = several = Databases(database, max_databases=max_processes, **limits)
-        schema_of = None if schema else _Schemas(several, name, samples)
+        schema_of = None if schema else partial(several.schema, samples=samples)
     else:
         execute = open_database(database, max_processes=max_processes, **limits)
 

@@ -9,16 +9,19 @@ import threading
 from collections import OrderedDict
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.items import MARKS
 from langchain_rcr.databases.database import OPEN, Database, address_of, check_limits
+from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.errors import InputError
 
 LAYOUT = "{db_id}/{db_id}.sqlite"
 """Path of a database's file in a folder, as in Spider."""
+_SCHEMAS = 1000
+"""Databases whose schemas are kept in memory."""
 _NAME = re.compile(rf"\w[\w{MARKS}.\- ]{{0,199}}")
 """What a field may hold: a name that can't lead to another folder."""
 
@@ -50,6 +53,7 @@ class Databases(AbstractContextManager["Databases"]):
         self._copy = partial(Databases, self._template, max_databases=max_databases, **limits)
         self._limits = {**limits, "max_processes": 1}
         self._most = max_databases
+        self._schema_text = lru_cache(_SCHEMAS)(schema_text)
         self._begin()
 
     def _begin(self) -> None:
@@ -75,6 +79,10 @@ class Databases(AbstractContextManager["Databases"]):
         if not os.path.isfile(path):  # noqa: PTH113 — unlike pathlib, it takes names of any length
             raise InputError(f"the database {path} can't be read: no such file")
         return path
+
+    def schema(self, fields: Mapping[str, Any], *, samples: int = 0) -> str:
+        """What a prompt says about the file that a question's fields name; read once, see `schema_text`."""
+        return f"-- SQLite\n{self._schema_text(self.path(fields), samples=samples)}"
 
     def __call__(self, program: str, fields: Mapping[str, Any]) -> list[tuple[Any, ...]]:
         """The rows of a query on the database that these fields name; errors as for `path` and `Database`."""

@@ -24,7 +24,9 @@ def remembered(most: int) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        kept = OrderedDict[tuple[Any, ...], tuple[Any]]()  # a dict takes time to find its first key where many are gone
+        kept = OrderedDict[
+            tuple[Any, ...], tuple[Any, int]
+        ]()  # a dict takes time to find its first key where many are gone
         lock, held = Lock(), 0
 
         @wraps(function)
@@ -34,18 +36,15 @@ def remembered(most: int) -> Callable[[F], F]:
             if found is not None:
                 return found[0]
             value = function(*arguments)
-            if _size(arguments) <= most:
+            size = _EACH + sum(len(each) for each in arguments if isinstance(each, str))
+            if size <= most:
                 with lock:
-                    held += 0 if arguments in kept else _size(arguments)
-                    kept[arguments] = (value,)
+                    held += 0 if arguments in kept else size
+                    kept[arguments] = value, size
                     while held > most:
-                        held -= _size(kept.popitem(last=False)[0])
+                        held -= kept.popitem(last=False)[1][1]
             return value
 
         return cast("F", call)
 
     return decorate
-
-
-def _size(arguments: tuple[Any, ...]) -> int:
-    return _EACH + sum(len(each) for each in arguments if isinstance(each, str))
