@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_args
 
-from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, ConfigDict, GetCoreSchemaHandler, ValidationError, ValidationInfo
+from pydantic.functional_validators import AfterValidator, field_validator
 from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from langchain_rcr.errors import InputError
@@ -71,6 +72,17 @@ class OneOf:
             expected = f"{', '.join(some)} or {last}" if some else last
             raise PydanticCustomError("literal_error", "Input should be {expected}", {"expected": expected})
         return value
+
+
+def matching(pattern: str, what: str) -> AfterValidator:
+    """Marks a field whose text must match a pattern as a whole; `what` says it in words."""
+
+    def check(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise PydanticCustomError("pattern", "Input should be {what}", {"what": what})
+        return text
+
+    return AfterValidator(check)
 
 
 def contradiction(field: str, value: object, other: str, other_value: object, advice: str) -> ValueError:

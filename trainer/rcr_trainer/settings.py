@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, field_validator, model_validator
-from pydantic_core import PydanticCustomError
 
 from langchain_rcr.basics.items import MARKS, home_field
-from langchain_rcr.basics.section import OneOf, Section, contradiction, show
+from langchain_rcr.basics.section import OneOf, Section, contradiction, matching, show
 from langchain_rcr.families import DEFAULT_FAMILY, ModelSettings, families, family_names, get_family
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import get_parser
@@ -198,10 +197,13 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
         return names and list(dict.fromkeys(names))
 
 
+_NAME = matching(rf"\w[\w{MARKS}.\-]{{,199}}", "at most 200 letters, digits, '.', '_' and '-'")
+
+
 class Settings(Section, use_attribute_docstrings=True):
     """All settings of a run."""
 
-    name: str = "rcr"
+    name: Annotated[str, _NAME] = "rcr"
     """Name of the run. A YAML file that sets none gives its own name."""
     output: Path | None = None
     """Run folder; null: runs/NAME."""
@@ -233,13 +235,6 @@ class Settings(Section, use_attribute_docstrings=True):
     def folder(self) -> Path:
         """The run folder: `output`, or runs/NAME."""
         return self.output if self.output is not None else Path("runs") / self.name
-
-    @field_validator("name")
-    @classmethod
-    def _is_folder_name(cls, name: str) -> str:
-        if re.fullmatch(rf"\w[\w{MARKS}.\-]{{,199}}", name) is None:
-            raise PydanticCustomError("name", "Input should be at most 200 letters, digits, '.', '_' and '-'")
-        return name
 
     @model_validator(mode="before")
     @classmethod

@@ -13,7 +13,7 @@ import signal
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
@@ -181,7 +181,7 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     commands = parser.add_subparsers(metavar="COMMAND", title="commands", required=True)
     called = next((word for word in arguments if not word.startswith("-")), "")
     _add_init(commands)
-    _add_run(commands, called, asks_for_help=not {"-h", "--help"}.isdisjoint(arguments))
+    _add_run(commands, called, shown=None if "--help-all" in arguments else USUAL)
     _add_evaluate(commands, called)
     _add_learn(commands)
     _add_paper(commands, called)
@@ -200,7 +200,7 @@ def _add_init(commands: Any) -> None:
     _add_keys(add)
 
 
-def _add_run(commands: Any, called: str, *, asks_for_help: bool) -> None:
+def _add_run(commands: Any, called: str, shown: Collection[str] | None) -> None:
     for name, until, text in (
         ("run", "evaluation", "prepare data, train and evaluate, as a YAML file says"),
         ("sft", "sft", "like run, but stop after supervised fine-tuning"),
@@ -216,7 +216,7 @@ def _add_run(commands: Any, called: str, *, asks_for_help: bool) -> None:
         run.add_argument("--dry-run", action="store_true", help=cost)
         run.add_argument("--help-all", action="help", help="show all settings, not only the usual ones, and exit")
         if called == name:
-            add_settings(run, lambda path: True, USUAL if asks_for_help else None)
+            add_settings(run, lambda path: True, shown)
 
 
 def _add_evaluate(commands: Any, called: str) -> None:

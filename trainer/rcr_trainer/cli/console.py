@@ -122,8 +122,6 @@ def number(variable: str) -> int:
 
 
 class _AboveBars(logging.Handler):
-    """Writes log lines to stderr, above progress bars."""
-
     def emit(self, record: logging.LogRecord) -> None:
         from tqdm import tqdm
 

@@ -35,7 +35,6 @@ def check(given: argparse.Namespace) -> int:
 
 
 def _programs(path: Path, keys: Keys) -> list[str]:
-    """The programs in a file, without bad rows."""
     examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=True)
     return [example.target for example in examples]
 
@@ -88,15 +87,14 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
         get_parser(given.language)
     keys = guess_keys(given.train, given.source_key, given.target_key)
     values: dict[str, Any] = {"data.task": "files"}
-    programs: dict[str, list[str]] = {}
+    programs = _programs(given.train, keys)
     for part in ("train", "dev", "test"):
         if (file := getattr(given, part)) is not None:
             values[f"data.{part}"] = str(file)
-            programs[part] = _programs(file, keys)
-            if not programs[part]:
+            if not (programs if part == "train" else _programs(file, keys)):
                 read_examples(file, source_key=keys.source, target_key=keys.target)  # raises what is wrong
     values |= {"data.source_key": keys.source, "data.target_key": keys.target}
-    values["program.language"] = given.language or guess_language(programs["train"])[0]
+    values["program.language"] = given.language or guess_language(programs)[0]
     if given.test is None:
         values["evaluation.split"] = "dev"
     return values

@@ -72,17 +72,12 @@ def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str
     if given.dry_run:
         return
     if not given.yes:
-        _confirm()
+        if not sys.stdin.isatty():
+            raise ConfigError("nothing was run: --yes agrees to this budget")
+        sys.stderr.write("Run these? [y/N] ")
+        sys.stderr.flush()
+        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+            raise ConfigError("nothing was run")
     if cost is not None and (seconds := pace(cells)) is not None:
         took = f"an answer takes {seconds:.2g} s, as a few have just told"
         console.say(f"at most {spoken(seconds * cost.use.calls)} of the language model's time: {took}")
-
-
-def _confirm() -> None:
-    """Continue only if the user agrees."""
-    if not sys.stdin.isatty():
-        raise ConfigError("nothing was run: --yes agrees to this budget")
-    sys.stderr.write("Run these? [y/N] ")
-    sys.stderr.flush()
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
-        raise ConfigError("nothing was run")

@@ -166,7 +166,6 @@ def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
 
 
 def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
-    """What held-out examples share with the training data."""
     pairs, questions = shared(check.examples, training.examples)
     text = f"pairs that are also in {training.name}: {{count}} of {{total}}; {_FLATTERS}"
     check.note(len(pairs), text, map(check.at, pairs), fix=True)

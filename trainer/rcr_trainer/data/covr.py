@@ -172,7 +172,6 @@ HELD_OUT: Mapping[str, tuple[frozenset[str], ...]] = {
     }.items()
 }
 
-_Pair = tuple[str, str]
 _PATIENCE = 200_000
 """Draws without a new example after which the grammar counts as exhausted."""
 
@@ -196,9 +195,25 @@ def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 50
     name = str(name)
     if name not in HELD_OUT:
         raise ConfigError(f"there is no COVR-10 split {name!r}; the splits are {', '.join(HELD_OUT)}")
-    known, held_out = _draw(name, seed, train + dev, test)
+    sampler = Sampler(f"covr-{name}-{seed}")
+    sizes = {False: train + dev, True: test}
+    sides: dict[bool, list[tuple[str, str]]] = {False: [], True: []}  # by whether a combination is held out
+    seen: set[tuple[str, str]] = set()
+    since_new = 0
+    while any(len(sides[side]) < size for side, size in sizes.items()):
+        draw = sampler.draw()
+        since_new += 1
+        if since_new > _PATIENCE:
+            have = f"{len(sides[False])} of {train + dev} for train and dev, {len(sides[True])} of {test} for test"
+            raise ConfigError(f"covr {name}: the grammar yields too few different examples ({have}); ask for fewer")
+        side = is_held_out(name, draw.tags)
+        pair = (draw.utterance, draw.program)
+        if len(sides[side]) < sizes[side] and pair not in seen:
+            since_new = 0
+            seen.add(pair)
+            sides[side].append(pair)
     meta = {"task": "covr", "split": name, "seed": seed, "how": "sampled from the grammar of COVR"}
-    pairs = {"train": known[:train], "dev": known[train:], "test": held_out}
+    pairs = {"train": sides[False][:train], "dev": sides[False][train:], "test": sides[True]}
     parts = {part: [Example(f"{part}-{row}", *pair) for row, pair in enumerate(own)] for part, own in pairs.items()}
     return Split(f"covr-{name}", **parts, meta=meta)
 
@@ -206,25 +221,3 @@ def covr_split(name: str | int, seed: int = 0, train: int = 3000, test: int = 50
 def is_held_out(name: str, tags: frozenset[str]) -> bool:
     """Whether a derivation with these tags belongs to the split's test set."""
     return any(combination <= tags for combination in HELD_OUT[name])
-
-
-def _draw(name: str, seed: int, known: int, held_out: int) -> tuple[list[_Pair], list[_Pair]]:
-    """The first `known` new pairs without a held-out combination, and the first `held_out` with one."""
-    sampler = Sampler(f"covr-{name}-{seed}")
-    sizes = {False: known, True: held_out}
-    pairs: dict[bool, list[_Pair]] = {False: [], True: []}
-    seen: set[_Pair] = set()
-    since_new = 0
-    while any(len(pairs[side]) < size for side, size in sizes.items()):
-        draw = sampler.draw()
-        since_new += 1
-        if since_new > _PATIENCE:
-            have = f"{len(pairs[False])} of {known} for train and dev, {len(pairs[True])} of {held_out} for test"
-            raise ConfigError(f"covr {name}: the grammar yields too few different examples ({have}); ask for fewer")
-        side = is_held_out(name, draw.tags)
-        pair = (draw.utterance, draw.program)
-        if len(pairs[side]) < sizes[side] and pair not in seen:
-            since_new = 0
-            seen.add(pair)
-            pairs[side].append(pair)
-    return pairs[False], pairs[True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 _NESTED = ("inputs", "outputs", "reference_outputs")
@@ -21,16 +21,14 @@ def opened(row: Any) -> Any:
     return dict(_fields(row, "")) if isinstance(row, dict) else row
 
 
-def _fields(row: Mapping[str, Any], prefix: str) -> Sequence[tuple[str, Any]]:
-    found: list[tuple[str, Any]] = []
+def _fields(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
     for name, value in row.items():
         if name in _NESTED and isinstance(value, dict):
-            found += _fields(value, f"{prefix}{name}.")
+            yield from _fields(value, f"{prefix}{name}.")
         elif name == "messages" and isinstance(value, list) and all(isinstance(one, dict) for one in value):
-            found += [(f"{prefix}messages.{role}", text) for role, text in _exchange(value).items()]
+            yield from ((f"{prefix}messages.{role}", text) for role, text in _exchange(value).items())
         else:
-            found.append((f"{prefix}{name}", value))
-    return found
+            yield f"{prefix}{name}", value
 
 
 def _exchange(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:

@@ -174,15 +174,14 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
     id_ = str(report.rows)
     if "id_key" in keys:
         value = _value(row, keys, "id_key", where)
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        id_ = str(value) if is_whole else _text(row, keys, "id_key", where)
+        id_ = str(value) if type(value) is int else _text(row, keys, "id_key", where)
         if not id_.strip():
             raise DataError(f"{where}: the id in field {keys['id_key']!r} is empty")
         if (first := ids.setdefault(id_, place)) != place:
             raise DataError(f"{where}: id {id_!r} was used before, in {report.unit} {first}")
     own = {*keys.values(), "id", "source", "target"}
-    given = {name: value for name, value in row.items() if name not in own and value not in (None, "")}
-    fields = {name: value for name, value in given.items() if not isinstance(value, bytes)}
+    others = {name: value for name, value in row.items() if name not in own and not isinstance(value, bytes)}
+    fields = {name: value for name, value in others.items() if value not in (None, "")}
     for name in (*keys.values(), *fields):
         value = row[name]
         try:

@@ -99,7 +99,6 @@ def spider_split(
 
 
 def _parts(folder: Path, kind: str) -> dict[str, dict[str, _Row]]:
-    """The training and test questions of a split, by id."""
     rows = [*enumerate(read_json_as(list[_Row], folder / "train_spider.json", "Spider's"))]
     if kind == "dev":
         test = read_json_as(list[_Row], folder / "dev.json", "Spider's")

@@ -76,7 +76,6 @@ def text2sql_split(
 
 
 def _parts(labels: Set[str], fold: int | None, path: Path) -> dict[str, str]:
-    """The part that each label stands for."""
     if labels <= set(PARTS):
         if fold is not None:
             raise ConfigError(f"{path.name} has no folds: leave out fold = {fold}")

@@ -85,7 +85,6 @@ class Calls:
         return found
 
     def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
-        """The requests of each call."""
         left, size = list(requests.items()), self._client.batch_size
         if size > 1 and any(isinstance(request, Scored) for _, request in left):
             size *= _SCORED_TOGETHER

@@ -68,29 +68,19 @@ class Fault:
     charged: bool = False  # the provider may have charged for it
 
 
-_STOPS: dict[int | str, tuple[type[LLMError], str]] = {
-    "no_money": (
-        AccessError,
-        "the account has no quota or credit left: add credit or raise its limit, then resume the run",
-    ),
-    "redirect": (
-        AccessError,
-        "it redirects to {place}, where no key or prompt is sent: if that is right, set llm.base_url to it",
-    ),
-    401: (AccessError, "the key is missing or wrong: check the environment variable that llm.api_key_env names"),
-    403: (AccessError, "the key may not use this model: check the account's rights"),
-    404: (
-        AccessError,
-        "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in /v1) and "
-        "llm.kind (a chat model is not served as a completion model)",
-    ),
-    "too_long": (
-        TooLongError,
-        "a prompt is longer than the model reads: fewer or shorter examples, or another model",
-    ),
-    "other": (RequestError, "the server refuses the request with status {status}: check the parameters under llm"),
+_STOPS: dict[int | str, str] = {
+    "no_money": "the account has no quota or credit left: add credit or raise its limit, then resume the run",
+    "redirect": "it redirects to {place}, where no key or prompt is sent: if that is right, set llm.base_url to it",
+    401: "the key is missing or wrong: check the environment variable that llm.api_key_env names",
+    403: "the key may not use this model: check the account's rights",
+    404: "no such model, or not at this address: check llm.model (its exact name), llm.base_url (most end in /v1) and "
+    "llm.kind (a chat model is not served as a completion model)",
+    "too_long": "a prompt is longer than the model reads: fewer or shorter examples, or another model",
+    "other": "the server refuses the request with status {status}: check the parameters under llm",
 }
-"""What another attempt can't fix, by status or other sign: the error, and what to do about it."""
+"""What another attempt can't fix, by status or other sign, and what to do about it."""
+_REQUEST_ERRORS: dict[int | str, type[RequestError]] = {"too_long": TooLongError, "other": RequestError}
+"""Those of them that are the request's fault; the others are an `AccessError`."""
 
 # Codes and words of OpenAI, Azure, Anthropic and LiteLLM; the last also of vLLM, llama.cpp (which says 500 to what it
 # doesn't support), TGI and Gemini.
@@ -158,9 +148,9 @@ def _by_status(error: Exception, status: int, who: str, said: str) -> Fault:
         return _again(str(status), who, f"status {status}: {said}", wait=wait, charged=charged)
     elif status < 400:
         which = "redirect"
-    kind, advice = _STOPS[which]
     place = _shown(headers.get("location", "another address").split("?")[0])
-    advice = advice.format(place=place, status=status)
+    advice = _STOPS[which].format(place=place, status=status)
+    kind = _REQUEST_ERRORS.get(which, AccessError)
     return Fault("stop", str(which), kind(f"{who}: {advice} (the server says: {said})"))
 
 

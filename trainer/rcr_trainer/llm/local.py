@@ -126,7 +126,6 @@ class LocalLM(BaseLLM):
 
     @property
     def _longest(self) -> float:
-        """The most tokens that the model reads and writes."""
         return getattr(self._model.config, "max_position_embeddings", None) or math.inf
 
     def _batches(self, tokens: Sequence[Sequence[int]], longest: float) -> Iterator[list[int]]:

@@ -108,12 +108,10 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
-            keys = [self._client.key(request) for request in requests]
-            kept = self._cache.get(keys)
-            new = [request for key, request in zip(keys, requests, strict=True) if key not in kept]
-            if new and self._scores is None:
-                self._scores = self._try_ways(new[0])
-            if new and isinstance(self._scores, UnscoredError):
+            new = next((each for each in requests if not self._cache.get([self._client.key(each)])), None)
+            if new is not None and self._scores is None:
+                self._scores = self._try_ways(new)
+            if new is not None and isinstance(self._scores, UnscoredError):
                 raise self._scores
         texts = [answer.text for answer in self._answers(requests)]
         scores = [float(text) for text in texts if text is not None]

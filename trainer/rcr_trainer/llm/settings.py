@@ -3,28 +3,21 @@
 from __future__ import annotations
 
 import json
-import re
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeAlias
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from langchain_rcr.basics.section import Section, contradiction
+from langchain_rcr.basics.section import Section, contradiction, matching
 
 ONE_ANSWER = ("max_tokens", "max_completion_tokens", "n_predict", "n", "best_of", "stream")
 """Server parameters that ask for longer answers, more of them, or an answer in parts."""
 
 
-def _is_device(name: str) -> str:
-    if re.fullmatch(r"auto|cpu|mps|cuda(:\d+)?", name) is None:
-        raise PydanticCustomError("device", "Input should be auto, cpu, cuda, cuda:N or mps")
-    return name
-
-
-Device: TypeAlias = Annotated[str, AfterValidator(_is_device)]
+Device: TypeAlias = Annotated[str, matching(r"auto|cpu|mps|cuda(:\d+)?", "auto, cpu, cuda, cuda:N or mps")]
 """Where torch computes. It knows twenty kinds of device; these are tested."""
 
 
@@ -37,7 +30,7 @@ class LLMSettings(Section, use_attribute_docstrings=True):
     """Name of the model on the server; for a local model, its folder or hub name. There is no default."""
     base_url: str | None = None
     """Address of the server (vLLM, Ollama, llama.cpp, …); null: OpenAI's own."""
-    api_key_env: str = "OPENAI_API_KEY"
+    api_key_env: Annotated[str, matching(r"\w+", "the name of an environment variable")] = "OPENAI_API_KEY"
     """Environment variable that holds the API key."""
     temperature: float | None = Field(0.0, ge=0)
     """Sampling temperature. 0: the likeliest answer; null: not sent."""
@@ -107,13 +100,6 @@ class LLMSettings(Section, use_attribute_docstrings=True):
             json.dumps(body, allow_nan=False)
             return body
         raise PydanticCustomError("json", "Input should be what JSON holds (dates in quotes, finite numbers)")
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _is_a_variable(cls, name: str) -> str:
-        if re.fullmatch(r"\w+", name) is None:
-            raise PydanticCustomError("variable", "Input should be the name of an environment variable")
-        return name
 
     @model_validator(mode="after")
     def _agree(self) -> LLMSettings:

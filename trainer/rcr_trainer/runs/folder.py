@@ -87,7 +87,19 @@ class Run:
         """
         run = cls.found(folder, config, resume=resume, overwrite=overwrite)
         if run is None:
-            run = cls(folder, config, _provenance(config))
+            record = {
+                "format_version": _FORMAT_VERSION,
+                "name": config.name,
+                "seed": config.seed,
+                "command": [redact(word) for word in sys.argv],
+                "git": _git_revision(),
+                "versions": library_versions(),
+                "platform": platform.platform(),
+                "started": _now(),
+                "status": "running",
+                "stages": {},
+            }
+            run = cls(folder, config, record)
             run._save()
             for name in _RESULTS:
                 _remove(folder / name)
@@ -297,24 +309,7 @@ def _take(file: TextIO, folder: Path) -> None:
 
 
 def _now() -> str:
-    """The time in UTC, to the second."""
     return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def _provenance(config: Settings) -> dict[str, Any]:
-    """The record that a run starts with."""
-    return {
-        "format_version": _FORMAT_VERSION,
-        "name": config.name,
-        "seed": config.seed,
-        "command": [redact(word) for word in sys.argv],
-        "git": _git_revision(),
-        "versions": library_versions(),
-        "platform": platform.platform(),
-        "started": _now(),
-        "status": "running",
-        "stages": {},
-    }
 
 
 def _git_revision() -> str | None:

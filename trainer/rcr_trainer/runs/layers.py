@@ -176,7 +176,6 @@ def _shown(config: Settings) -> dict[str, Any]:
 
 
 def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by dotted path."""
     found: dict[str, Any] = {}
     for name, value in nested.items():
         found |= {f"{name}.{key}": each for key, each in value.items()} if isinstance(value, Mapping) else {name: value}
@@ -184,7 +183,6 @@ def _flat(nested: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _nested(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings by section."""
     nested: dict[str, Any] = {}
     for path, value in values.items():
         section, _, name = path.rpartition(".")
@@ -311,7 +309,6 @@ def _value_of(setting: Setting, text: str) -> Any:
 
 
 def _from_file(path: Path) -> Iterator[_Given]:
-    """The settings in a YAML file."""
     if path.suffix.lower() in (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"):
         raise ConfigError(f"{path} holds examples, not settings: `rcr-train init --train {path}` writes these")
     try:
