@@ -12,11 +12,12 @@ import os
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
 from langchain_core.language_models import BaseChatModel, BaseLanguageModel
-from langchain_core.messages import AIMessage, BaseMessage, HumanMessage, SystemMessage
+from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 
@@ -55,11 +56,9 @@ _COUNTS = ("prompt_tokens", "completion_tokens")
 class Client:
     """A LangChain completion or chat model, called without the retries and caches of LangChain or the model itself.
 
+    The other arguments are as for `LanguageModel`.
+
     Args:
-        model: a `BaseLLM` or `BaseChatModel`.
-        settings: stop sequences, longest answer, batch size.
-        identity: what distinguishes the model in the cache, besides what is sent with each prompt.
-        prompt: says where answers end, and what a chat model is told first.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
         name: for messages; None: the model's class.
         place: where it is served, for messages; "" if unknown.
@@ -160,10 +159,9 @@ class Client:
 
     def _prompt(self, request: str | Conversation) -> PromptValue:
         system, turns = self._parts(request)
-        if not self._is_chat or (len(turns) == 1 and not system):
+        if not self._is_chat:
             return StringPromptValue(text=str(Conversation(system, turns)))
-        kinds: list[type[BaseMessage]] = [HumanMessage, AIMessage]
-        messages = [kinds[n % 2](turn) for n, turn in enumerate(turns)]
+        messages = [kind(turn) for kind, turn in zip(cycle((HumanMessage, AIMessage)), turns, strict=False)]
         return ChatPromptValue(messages=[*([SystemMessage(system)] if system else []), *messages])
 
 
@@ -231,11 +229,6 @@ def address_of(settings: LLMSettings) -> str:
     return settings.base_url or os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL") or _OPENAI
 
 
-def public(address: str) -> str:
-    """An address without user name, password or keys."""
-    return str(without_secrets(address)).replace(f"{HIDDEN}@", "").rstrip("/")
-
-
 def identity_of(settings: LLMSettings) -> dict[str, Any]:
     """What distinguishes a server's model: all that is sent except the key from the environment.
 
@@ -244,7 +237,8 @@ def identity_of(settings: LLMSettings) -> dict[str, Any]:
     """
     address = address_of(settings).rstrip("/")
     sent = {"place": address, "extra_body": settings.extra_body}
-    masked = {"place": public(address), "extra_body": without_secrets(settings.extra_body)}
+    public = without_secrets(address).replace(f"{HIDDEN}@", "").rstrip("/")
+    masked = {"place": public, "extra_body": without_secrets(settings.extra_body)}
     if canonical(masked) != canonical(sent):
         masked["hidden"] = hashlib.scrypt(canonical(sent).encode(), salt=b"langchain-rcr", n=1 << 14, r=8, p=1).hex()
     return {"model": settings.model, "temperature": settings.temperature, **masked}

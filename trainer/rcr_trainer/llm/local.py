@@ -172,7 +172,6 @@ class _Stopping(StoppingCriteria):  # type: ignore[misc]  # transformers has no 
         self.ended: list[int | None] = [None] * count
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        """Which rows of prompts and answers (B, T) have ended, (B,)."""
         for row, answer in enumerate(input_ids[:, self._begin :].tolist()):
             if self.ended[row] is None and self._is_whole(answer):
                 self.ended[row] = len(answer)

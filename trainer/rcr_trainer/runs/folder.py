@@ -188,15 +188,12 @@ class Run:
 
         A finished run stays finished while a stage is repeated or added. `about` is written into run.json.
         """
-        finished = self.status == "finished"
-        if not finished:
-            self._set_status("running")
+        self._set_status("running")
         began = time.perf_counter()
         try:
             yield
         except BaseException as error:
-            if not finished:
-                self._set_status("interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed")
+            self._set_status("interrupted" if isinstance(error, (KeyboardInterrupt, SystemExit)) else "failed")
             raise
         seconds = round(time.perf_counter() - began, 2)
         self._record["stages"][name] = {"finished": _now(), "seconds": seconds, **about}
@@ -241,8 +238,9 @@ class Run:
         write_text(path, "".join(kept))
 
     def _set_status(self, status: str) -> None:
-        self._record["status"] = status
-        self._save()
+        if self.status != "finished":
+            self._record["status"] = status
+            self._save()
 
     def _save(self) -> None:
         if self.writes:

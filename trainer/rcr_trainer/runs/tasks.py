@@ -218,10 +218,8 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
 def _language_of(data: DataSettings, pool: Sequence[Example], spec: ProgramSpec) -> str:
     """The language that the pool's programs are read in; see `check_task`."""
     language, broken = spec.language, unparsed(pool, spec)
-    if not broken:
-        return language
     if len(broken) < len(pool):
-        if data.train is None:  # else `say_data` reports this
+        if broken and data.train is None:  # else `say_data` reports this
             logger.warning(
                 "%d of %d programs don't parse as '%s' (id %s first): they stay in the pool, cover nothing and train "
                 "nothing",
