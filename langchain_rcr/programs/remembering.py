@@ -24,9 +24,8 @@ def remembered(most: int) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
-        kept = OrderedDict[
-            tuple[Any, ...], tuple[Any, int]
-        ]()  # a dict takes time to find its first key where many are gone
+        # A dict takes time to find its first key where many are gone.
+        kept = OrderedDict[tuple[Any, ...], tuple[Any, int]]()
         lock, held = Lock(), 0
 
         @wraps(function)
