@@ -144,9 +144,7 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
 
 
 def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
-    """Log Σ exp(score / τ) of each row of (B, N) scores, (B,); overwrites the scores."""
-    if not scores.shape[1]:
-        return np.full(len(scores), -np.inf)
+    """Log Σ exp(score / τ) of each row of (B, N ≥ 1) scores, (B,); overwrites the scores."""
     top = scores.max(axis=1)
     shift = np.where(np.isfinite(top), top, np.float32(0.0))
     scores -= shift[:, None]

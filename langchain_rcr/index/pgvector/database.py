@@ -74,20 +74,16 @@ class Transaction:
     async def fetch(self, text: str, parameters: Sequence[Any] | dict[str, Any] = ()) -> list[tuple[Any, ...]]:
         """The rows that a statement returns; none for one that returns nothing."""
         async with self.database.answering(self._connection, self._seconds):
-            cursor = await self._connection.execute(self._named(text), parameters or None, binary=bool(parameters))
+            text = text.format_map(self.names)
+            cursor = await self._connection.execute(text, parameters or None, binary=bool(parameters))
             return await cursor.fetchall() if cursor.description else []
 
     async def copy(self, text: str, rows: Iterable[Sequence[Any]]) -> None:
         """Send rows to a COPY statement."""
-        copying = self._connection.cursor().copy(self._named(text))
+        copying = self._connection.cursor().copy(text.format_map(self.names))
         async with self.database.answering(self._connection, self._seconds), copying as copy:
             for row in rows:
                 await copy.write_row(row)
-
-    def _named(self, text: str) -> str:
-        for name, meant in self.names.items():
-            text = text.replace(f"{{{name}}}", meant)
-        return text
 
 
 class Database:

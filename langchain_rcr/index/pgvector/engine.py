@@ -340,7 +340,8 @@ class PgVectorIndex:
             ) from None
         schema = transaction.names["schema"].removesuffix(".")
         if schema and await transaction.fetch("SELECT to_regnamespace(%s) IS NULL", [schema]) == [(True,)]:
-            await transaction.fetch(f"CREATE SCHEMA {schema}")
+            transaction.names["new"] = schema
+            await transaction.fetch("CREATE SCHEMA {new}")
         await transaction.fetch(_POOLS)
 
 
