@@ -169,14 +169,12 @@ class StoredDocuments:
         They have different ids, as not all stores overwrite by id.
         """
         old = [dataclasses.asdict(one) for one in self.headers()]
-        if old[1:]:
-            self.remove([_id(one) for one in old[1:]])
+        self.remove([_id(one) for one in old[1:]])
         new = dataclasses.asdict(header) | {"turn": old[0]["turn"] + 1 if old else 0}
         metadata = {"rcr_key": -1, "rcr_vectors": ""}
         document = Document(json.dumps(new), id=self.name_of(_id(new)), metadata=metadata)
         self.put([document], -np.eye(1, header.dim + 1, header.dim))
-        if old:
-            self.remove([_id(old[0])])
+        self.remove([_id(one) for one in old[:1]])
 
     # ------------------------------------------------------------------ the examples
 
@@ -232,7 +230,8 @@ class StoredDocuments:
 
     def remove(self, ids: Sequence[str | None]) -> None:
         """Delete the documents of some examples, or of a header."""
-        self.ask(self.store.delete, [self.name_of(one) for one in ids])
+        if ids:
+            self.ask(self.store.delete, [self.name_of(one) for one in ids])
 
     def name_of(self, example_id: str | None) -> str:
         """The document id of an example or a header."""

@@ -170,8 +170,7 @@ class VectorStoreIndex(InThisThread):
                 bound=bound,
             )
             self.documents.write_header(header)
-            if gone:
-                self.documents.remove(gone)
+            self.documents.remove(gone)
             try:
                 self.documents.put(documents, _placed(vectors.candidate, bound))
             except EngineError:

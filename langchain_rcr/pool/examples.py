@@ -7,7 +7,7 @@ import json
 import os
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Sized
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from hashlib import blake2b
 from pprint import pformat
 from typing import Any
@@ -80,20 +80,20 @@ class ExamplePool:
 
     def extended(self, examples: Sequence[Example], ids: Sequence[str] | None = None) -> ExamplePool:
         """This pool with more examples at the end; old positions stay. Arguments and errors as for the class."""
-        pool = self._copy()
+        pool = copy.copy(self)
         pool._append(examples, ids)
         return pool
 
     def filled(self, examples: Mapping[str, dict[str, Any]], places: Sequence[str]) -> ExamplePool:
         """A pool with this one's keys that holds these examples themselves, by id; `places` names each in errors."""
-        pool = self._copy()
+        pool = copy.copy(self)
         pool.ids, pool.examples = tuple(examples), tuple(examples.values())
         pool._items = self._read(pool.examples, places.__getitem__)
         return pool
 
     def only(self, positions: Sequence[int], spec: ProgramSpec | None = None) -> ExamplePool:
         """A pool of the examples at these positions; `spec` replaces this pool's."""
-        pool = self._copy()
+        pool = copy.copy(self)
         pool.spec = spec or self.spec
         pool.ids = tuple(self.ids[at] for at in positions)
         pool.examples = tuple(self.examples[at] for at in positions)
@@ -124,19 +124,14 @@ class ExamplePool:
         """Examples as a prompt shows them: "Source: …", line break, "Target: …" (the paper's appendix D)."""
         return [APPENDIX_D.shown(item) for item in self._read(examples, lambda at: "the example")]
 
-    @cached_property
+    @property
     def programs(self) -> NDArray[np.int64]:
-        """(N,) equal numbers for the same programs, as `groups` of `selection.greedy` takes them.
+        """(N,) equal numbers for the same programs, as `Row.program`.
 
         A hash of each program's key, the same in every process, so that pools can grow and be pickled.
         """
         numbers = map(_numbers(self.spec), (item.target for item in self._items))
         return np.fromiter(numbers, dtype=np.int64, count=len(self._items))
-
-    def _copy(self) -> ExamplePool:
-        pool = copy.copy(self)
-        pool.__dict__.pop("programs", None)
-        return pool
 
     def _append(self, examples: Sequence[Example], ids: Sequence[str] | None) -> None:
         # Anything with a length will do, such as a Hugging Face dataset, but neither a generator, as it is read more

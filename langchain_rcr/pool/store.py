@@ -19,6 +19,7 @@ import numpy as np
 
 from langchain_rcr.basics.files import atomic_directory, write_json
 from langchain_rcr.basics.progress import Stopped, stoppable
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.errors import InputError, PoolError, printable
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.index.base import CandidateIndex, Row
@@ -88,12 +89,13 @@ class ExampleStore:
             new = pool.only(fresh, encoder.spec)
             stored = None if folder is None else folder / VECTORS_FILE
             if stored is not None and stored.is_file() and len(fresh) == len(pool):
-                vectors, new.programs = load_vectors(stored, self.fingerprint, _signatures(pool, encoder))
+                vectors, programs = load_vectors(stored, self.fingerprint, _signatures(pool, encoder))
             else:
+                programs = new.programs
                 vectors = self.encoder.encode_pool(new.items(encoder.prefer))
                 self.encoder.grow(new.items(), labels_only=True)
             try:
-                self.index.add(_rows(new), vectors, replace=gone)
+                self.index.add(_rows(new, programs), vectors, replace=gone)
             except PoolError:
                 if self._changes(pool, append)[0]:
                     raise  # otherwise another process that opened the same pool was faster
@@ -219,7 +221,7 @@ class ExampleStore:
 
     def _put(self, pool: ExamplePool, replace: Sequence[str]) -> None:
         vectors = self.encoder.encode_pool(pool.items(self.encoder.prefer))
-        self.index.add(_rows(pool), vectors, replace=replace)
+        self.index.add(_rows(pool, pool.programs), vectors, replace=replace)
         self.encoder.grow(pool.items())
         self._say_unread(pool)
 
@@ -314,8 +316,8 @@ def _learn_stored(now: Served, pool: ExamplePool) -> None:
     now.encoder.grow([items[at] for at in np.flatnonzero(unseen).tolist()])
 
 
-def _rows(pool: ExamplePool) -> list[Row]:
-    return list(map(Row, pool.ids, pool.examples, pool.programs.tolist()))
+def _rows(pool: ExamplePool, programs: IntArray) -> list[Row]:
+    return list(map(Row, pool.ids, pool.examples, programs.tolist()))
 
 
 def _signatures(pool: ExamplePool, encoder: TriEncoder) -> list[tuple[str, ...]]:
