@@ -95,9 +95,8 @@ def __dir__() -> list[str]:
 
 def _unavailable(name: str, error: MissingExtraError) -> type:
     """A stand-in for a class whose module needs a missing extra, so that `import *` and `help` work without it."""
-    package, extra = error.package, error.extra
 
     def refuse(self: object, *args: object, **kwargs: object) -> None:
-        raise MissingExtraError(package, extra)
+        raise MissingExtraError(error.package, error.extra)
 
     return type(name, (), {"__doc__": f"Unavailable: {error}", "__init__": refuse, "__module__": __name__})

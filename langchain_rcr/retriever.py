@@ -275,24 +275,21 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         """
         runs = await self._opened(queries, config, is_async, self._get_ls_params(**options))
         seen = as_documents or any(runs)
-        results: list[Any]
         try:
-            results = shown = await self._picked(queries, seen, is_async, draft, **options)
+            picked = shown = await self._picked(queries, seen, is_async, draft, **options)
             if seen:
-                shown = [one if isinstance(one, InputError) else self._documents(one) for one in results]
-            results = shown if as_documents else results
+                shown = [one if isinstance(one, InputError) else self._documents(one) for one in picked]
         except Exception as error:
-            results = shown = [error_of(query) or error for query in queries]
-        for at, (run, result) in enumerate(zip(runs, shown, strict=True)):
+            picked = shown = [error_of(query) or error for query in queries]
+        results: list[Any] = []
+        for run, picks, documents in zip(runs, picked, shown, strict=True):
             failure = run
             if run is not None and not isinstance(run, Exception):
-                ended = run.on_retriever_error if isinstance(result, Exception) else run.on_retriever_end
-                failure = await _settled(ended, result)
-            if isinstance(failure, Exception):
-                results[at] = failure
-        first = next((result for result in results if isinstance(result, Exception)), None)
-        if first is not None and not return_exceptions:
-            raise first
+                ended = run.on_retriever_error if isinstance(documents, Exception) else run.on_retriever_end
+                failure = await _settled(ended, documents)
+            results.append(failure if isinstance(failure, Exception) else documents if as_documents else picks)
+        if not return_exceptions and (failed := [each for each in results if isinstance(each, Exception)]):
+            raise failed[0]
         return results
 
     async def _picked(

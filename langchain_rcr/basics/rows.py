@@ -126,8 +126,7 @@ class SparseRows:
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products (B, N) of states (B, D) with all rows."""
         if (len(states) == 1 and len(self.values) < _SMALL) or self._csr is None:
-            alone = [self._alone(state) for state in states]
-            return alone[0][None] if len(alone) == 1 else np.stack(alone)
+            return np.stack([self._alone(state) for state in states])
         scores: FloatArray = (self._csr @ states.T).T
         return np.ascontiguousarray(scores)
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import iscoroutinefunction
+from itertools import count
 from typing import Any, TypeGuard
 
 from langchain_core.documents import Document
@@ -322,13 +323,11 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         if not isinstance(picker, Runnable):
             picker = RunnableLambda(picker.select_examples, picker.aselect_examples, type(picker).__name__)
         batches: dict[str, list[_Question]] = {}
-        twins: Counter[str] = Counter()
+        turns = defaultdict[str, Iterator[int]](count)
         for question in questions:
-            key = repr(question.options)
-            if question.parsed is not None:  # The same question twice has two drafts, so needs two batches.
-                key += f" {twins[question.query]}"
-                twins[question.query] += 1
-            batches.setdefault(key, []).append(question)
+            # The same question twice has two drafts, so needs two batches.
+            turn = 0 if question.parsed is None else next(turns[question.query])
+            batches.setdefault(f"{question.options} {turn}", []).append(question)
         going = []
         for batch in batches.values():
             drafts = {question.query: question.parsed.program for question in batch if question.parsed is not None}
