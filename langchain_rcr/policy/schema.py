@@ -16,7 +16,8 @@ from langchain_rcr.basics.items import NAME, WORD, folded
 _CREATE = re.compile(
     r"^[ \t]*CREATE\s+(?:\w+\s+){0,3}?(?:TABLE|VIEW)\s+(?:IF\s+NOT\s+EXISTS\s+)?", re.IGNORECASE | re.MULTILINE
 )
-_IDENTIFIER = rf'"(?:[^"]|"")+"|`[^`]+`|\[[^\]]+\]|(?<!\w){NAME}'  # else each letter of a long word would be a start
+# Else each letter of a long word, and each of many quotes or brackets, would be a start.
+_IDENTIFIER = rf'(?<!")"(?:[^"]|"")++"|`[^`]+`|\[[^\[\]]+\]|(?<!\w){NAME}'
 _NAME = re.compile(rf"(?:(?:{_IDENTIFIER})\s*\.\s*)*({_IDENTIFIER})")
 _READ = re.compile(r"\b(?:FROM|JOIN)\s+(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
 _AND = re.compile(rf"(?:\s+(?:AS\s+)?(?:{_IDENTIFIER}))?\s*,\s*(?:ONLY\s+|LATERAL\s+)?(?=[^\s(])", re.IGNORECASE)
