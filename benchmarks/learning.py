@@ -69,8 +69,8 @@ class Traffic:
         import numpy as np
         from rcr_trainer.evaluation.learn import Logged
 
-        groups = np.zeros(len(asked), dtype=np.int64), np.zeros(len(self.split.train), dtype=np.int64)
-        return Logged(asked, picks, log_probs, outcomes, np.full(len(asked), self.explore), groups)
+        group = np.zeros(len(asked), dtype=np.int64)
+        return Logged(asked, picks, log_probs, outcomes, np.full(len(asked), self.explore), group)
 
     def drawn(self, asked: Any, seed: int, variant: Mapping[str, Any]) -> tuple[Any, Any]:
         """A variant's picks (B, K) and their log-probabilities."""
@@ -81,7 +81,8 @@ class Traffic:
         there = self.logged(asked, nothing, nothing, nothing)
         with self.policy.varied(variant) as (queries, pool):
             tau, random = there.explore * self.policy.model.config.tau, np.random.default_rng(seed)
-            return walk(queries[asked], self.policy.model.state(), pool, tau, there.groups, k=K, random=random)
+            allowed = there.group, self.policy.groups
+            return walk(queries[asked], self.policy.model.state(), pool, tau, allowed, k=K, random=random)
 
     def shown(self, asked: Any, picks: Any) -> Any:
         """What picks show of the gold programs, (B, F): by size, the share of structures, and whether all."""

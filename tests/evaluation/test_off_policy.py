@@ -195,7 +195,7 @@ def test_chance_that_the_interval_takes_for_better_is_refused(served: Path, monk
     policy.texts, count, rng = [row["source"] for row in ROWS], 300, np.random.default_rng(17)
     asked, coins = rng.integers(0, len(ROWS), count), (rng.random(count) < 0.9).astype(float)
     nothing, explore = np.zeros((count, 2)), np.full(count, 60.0)
-    asking = learn.Logged(asked, nothing.astype(np.int64), nothing, coins, explore, everything(count, len(ROWS)))
+    asking = learn.Logged(asked, nothing.astype(np.int64), nothing, coins, explore, everything(count, len(ROWS))[0])
     logged = policy.drawn({}, asking, 1017)
     np.testing.assert_allclose(policy.follow({}, logged), logged.log_probs)
     assert learn.choose(policy, logged).low <= 0 < 0.01 < lows[0]

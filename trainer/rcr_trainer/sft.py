@@ -224,35 +224,29 @@ class _SFT:
 
     def _backward(self, batch: Batch, targets: Targets, weight: float) -> Tensor:
         """Add the gradient of the weighted loss on a batch; returns that loss, a scalar."""
-        states = self._states(batch) if len(targets.gains) else None
-        if self.loss.in_batch:
-            parts = len(batch.candidates)
-            candidates = self.processes.share(lambda part: self._encode(batch.candidates[part]), parts)
-        else:
-            candidates = self._encode(batch.candidates)
+        states, count = self._states(batch), len(batch.candidates)
+
+        def encoded(part: slice) -> Tensor:
+            return self._once(self.model.candidate, self.candidates, batch.candidates[part])
+
+        candidates = self.processes.share(encoded, count) if self.loss.in_batch else encoded(slice(count))
         # Even without states here, other processes' losses send gradients to what is encoded here.
         none = 0.0 * candidates.sum()
-        loss: Tensor = none if states is None else weight * self.loss.function(states @ candidates.T, targets)
+        loss: Tensor = weight * self.loss.function(states @ candidates.T, targets) if len(states) else none
         torch.autograd.backward(loss)
         return loss.detach()
-
-    def _encode(self, candidates: IntArray) -> Tensor:
-        """E_c (C, D) of candidates, with gradients."""
-        if not len(candidates):
-            return torch.zeros(0, self.model.dim, device=self.device)
-        vectors: Tensor = self.model.candidate(self.candidates.select(candidates))
-        return vectors
 
     def _states(self, batch: Batch) -> Tensor:
         """State vectors (S, D) of those prefixes of the batch's sequences that take part (Eq. 4)."""
         start = self.model.state().start(self._once(self.model.query, self.query_features, batch.queries))
         contexts, of = torch.zeros(*batch.picked.shape, self.model.dim, device=self.device), batch.before.nonzero()
-        if len(of[0]):
-            contexts[*map(self._tensor, of)] = self._once(self.model.context, self.contexts, batch.picked[of])
+        contexts[*map(self._tensor, of)] = self._once(self.model.context, self.contexts, batch.picked[of])
         return states(start, contexts)[*map(self._tensor, batch.steps.nonzero())]
 
     def _once(self, encoder: Encoder, features: Features, rows: IntArray) -> Tensor:
         """Vectors (n, D) of rows (n,), each distinct row encoded once: many queries share their first picks, say."""
+        if not len(rows):
+            return torch.zeros(0, self.model.dim, device=self.device)
         different, at = np.unique(rows, return_inverse=True)
         vectors: Tensor = encoder(features.select(different))
         return vectors[self._tensor(at)]

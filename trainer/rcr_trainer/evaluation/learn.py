@@ -15,7 +15,6 @@ import logging
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from operator import itemgetter
@@ -37,6 +36,7 @@ from langchain_rcr.pool.examples import ExamplePool
 from langchain_rcr.pool.outcomes import Outcome, OutcomeLog
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.retriever import SequentialCompositionalRetriever
+from rcr_trainer.baselines.base import distinct
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
 from rcr_trainer.evaluation.off_policy import described, gains, halves, predicted, walk, weights
@@ -77,8 +77,7 @@ class Change(NamedTuple):
     questions: int
 
 
-@dataclass(frozen=True)
-class Logged:
+class Logged(NamedTuple):
     """B logged questions of a served policy."""
 
     asked: NDArray[np.int64]  # (B,) the numbers of the questions in `Policy.texts`
@@ -86,13 +85,11 @@ class Logged:
     log_probs: FloatArray  # (B, k) of each pick, as logged
     outcomes: FloatArray  # (B,)
     explore: FloatArray  # (B,) the retriever's setting
-    # Group numbers of questions (B,) and examples (N,); see `off_policy.walk`.
-    groups: tuple[NDArray[np.int64], NDArray[np.int64]]
+    group: NDArray[np.int64]  # (B,) its number, as in `Policy.groups`
 
     def only(self, at: NDArray[Any] | slice) -> Logged:
         """Some of the questions."""
-        arrays = {name: getattr(self, name)[at] for name in ("asked", "picks", "log_probs", "outcomes", "explore")}
-        return replace(self, **arrays, groups=(self.groups[0][at], self.groups[1]))
+        return Logged._make(each[at] for each in self)
 
 
 def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], seed: int = 0, **how: Any) -> Change:
@@ -136,6 +133,10 @@ class Policy:
         self.texts: list[str] = []  # the different questions
         self._pool = self.model.featurize_pool(_pool(retriever).items(self.model.prefer))
         self._settings = self.model.config
+        within = retriever.picks_within
+        examples = (row.example for row in retriever.store.index.rows())
+        self.groups = distinct([repr(example.get(within)) for example in examples])[1]
+        """(N,) the number of each example's group; a question gets only those of its own."""
 
     @cached_property
     def _questions(self) -> Features:
@@ -170,7 +171,7 @@ class Policy:
     def drawn(self, variant: Variant, logged: Logged, time: int = 0) -> Logged:
         """The log with picks that a variant draws at a time. Its outcomes stay, and are chance to these picks."""
         picks, log_probs = self._walked(variant, logged, np.random.default_rng([self.seed, time]))
-        return replace(logged, picks=picks, log_probs=log_probs)
+        return logged._replace(picks=picks, log_probs=log_probs)
 
     def _walked(
         self, variant: Variant, logged: Logged, random: np.random.Generator | None = None
@@ -180,9 +181,9 @@ class Policy:
         with self.varied(variant) as (queries, pool):
             for some in _parts(logged, pool):
                 part = logged.only(some)
-                walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau, part.groups
-                given = None if random else part.picks
-                picks[some], log_probs[some] = walk(*walked, picks=given, k=picks.shape[1], random=random)
+                walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau
+                given, allowed = None if random else part.picks, (part.group, self.groups)
+                picks[some], log_probs[some] = walk(*walked, allowed, picks=given, k=picks.shape[1], random=random)
         return picks, log_probs
 
     def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
@@ -307,19 +308,14 @@ def _lacking(each: Outcome, policy: str, places: Mapping[str, int]) -> str:
 
 
 def _arrays(found: Sequence[tuple[Outcome, str]], places: Mapping[str, int], policy: Policy) -> Logged:
-    numbers: dict[str, int] = {}
-    asked = np.array([numbers.setdefault(text, len(numbers)) for _, text in found], dtype=np.int64)
-    policy.texts = [*numbers]
+    policy.texts, asked = distinct([text for _, text in found])
     picks = np.array([[places[one] for one in each.picks] for each, _ in found], dtype=np.int64)
     chances, outcomes, explore = (
         np.array([getattr(each, name) for each, _ in found], dtype=np.float64)
         for name in ("probabilities", "outcome", "explore")
     )
-    field, values = policy.retriever.picks_within, dict[str, int]()
-    examples = (row.example for row in policy.retriever.store.index.rows())
-    group = np.array([values.setdefault(repr(example.get(field)), len(values)) for example in examples], dtype=np.int64)
     # A question's group is that of its picks.
-    return Logged(asked, picks, np.log(chances), outcomes, explore, (group[picks[:, 0]], group))
+    return Logged(asked, picks, np.log(chances), outcomes, explore, policy.groups[picks[:, 0]])
 
 
 def _pool(retriever: SequentialCompositionalRetriever) -> ExamplePool:

@@ -12,6 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
+from rcr_trainer.baselines.base import distinct
 from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.evaluation.report import OURS, Interval
 
@@ -27,15 +28,14 @@ def cluster_bootstrap(
 
     The values (B, M) are those of B questions in M comparisons, which all see the same draws.
     """
-    numbers: dict[Hashable, int] = {}
-    members = np.array([numbers.setdefault(cluster, len(numbers)) for cluster in clusters])
-    sums = np.zeros((len(numbers), values.shape[1]))
+    names, members = distinct(clusters)
+    sums = np.zeros((len(names), values.shape[1]))
     np.add.at(sums, members, values)
     sizes = np.bincount(members)
-    rng, even = np.random.default_rng(seed), np.full(len(numbers), 1 / len(numbers))
+    rng, even = np.random.default_rng(seed), np.full(len(names), 1 / len(names))
     means = np.empty((draws, values.shape[1]))
-    for block in row_blocks(draws, len(numbers)):
-        times = rng.multinomial(len(numbers), even, size=len(means[block])).astype(np.float64)  # draws of each cluster
+    for block in row_blocks(draws, len(names)):
+        times = rng.multinomial(len(names), even, size=len(means[block])).astype(np.float64)  # draws of each cluster
         means[block] = times @ sums / (times @ sizes)[:, None]
     return means
 

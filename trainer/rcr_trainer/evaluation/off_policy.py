@@ -19,6 +19,7 @@ from langchain_rcr.basics.rows import BoolArray, IntArray, product
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.selection import EXPLORED, drawn_from
+from rcr_trainer.baselines.base import top_k
 from rcr_trainer.training.advantages import FloatArray
 
 CLIP = 50.0  # the largest weight of a question
@@ -52,7 +53,9 @@ def walk(
     for step in range(steps):
         logits = product(current.vector(), pool.candidate)
         logits[barred] = -np.inf
-        logits[_beyond(logits, EXPLORED)] = -np.inf
+        beyond = np.ones_like(barred)
+        np.put_along_axis(beyond, top_k(logits, min(EXPLORED, logits.shape[1])), values=False, axis=1)
+        logits[beyond] = -np.inf
         possible = drawn_from(logits, tau[:, None])
         if picks is not None:
             chosen = picks[:, step]
@@ -63,18 +66,6 @@ def walk(
         if step + 1 < steps:
             current = current.update(pool.context[chosen])
     return out, log_probs
-
-
-def _beyond(logits: NDArray[np.float32], count: int) -> BoolArray:
-    """Which of (B, N) logits are not among the `count` best of their row; of equal ones, the first count as best."""
-    if logits.shape[1] <= count:
-        return np.zeros_like(logits, dtype=bool)
-    least = np.partition(logits, -count, axis=1)[:, -count, None]
-    beyond = logits < least
-    for row in np.flatnonzero(beyond.sum(axis=1) < logits.shape[1] - count):  # ties at the cut
-        level = np.flatnonzero(logits[row] == least[row])
-        beyond[row, level[count - np.count_nonzero(logits[row] > least[row]) :]] = True
-    return beyond
 
 
 def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors, picks: IntArray) -> FloatArray:
