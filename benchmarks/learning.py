@@ -77,12 +77,12 @@ class Traffic:
         import numpy as np
         from rcr_trainer.evaluation.off_policy import walk
 
-        nothing = np.zeros((len(asked), K))
+        nothing = np.zeros((len(asked), K), dtype=np.int64)
         there = self.logged(asked, nothing, nothing, nothing)
         with self.policy.varied(variant) as (queries, pool):
             tau, random = there.explore * self.policy.model.config.tau, np.random.default_rng(seed)
             allowed = there.group, self.policy.groups
-            return walk(queries[asked], self.policy.model.state(), pool, tau, allowed, k=K, random=random)
+            return walk(queries[asked], self.policy.model.state(), pool, tau, allowed, nothing, random)
 
     def shown(self, asked: Any, picks: Any) -> Any:
         """What picks show of the gold programs, (B, F): by size, the share of structures, and whether all."""

@@ -86,10 +86,10 @@ def test_the_estimate_is_of_what_the_other_policy_earns() -> None:
     size, dim, count = 12, 4, 40_000
     pool = PoolVectors(*rng.normal(size=(2, size, dim)).astype(np.float32))
     worth, queries = pool.candidate[:, 0] > 0, np.repeat(rng.normal(size=(1, dim)), count, axis=0).astype(np.float32)
-    tau, groups = np.full(count, 1.5), everything(count, size)
+    tau, groups, nothing = np.full(count, 1.5), everything(count, size), np.zeros((count, 2), dtype=np.int64)
 
     def drawn(lam: float) -> Any:
-        return walk(queries, AdditiveState(lam), pool, tau, groups, k=2, random=rng)
+        return walk(queries, AdditiveState(lam), pool, tau, groups, nothing, rng)
 
     picks, log_probs = drawn(0.3)
     outcomes = (rng.random(count) < worth[picks].mean(axis=1)).astype(float)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import product
@@ -182,8 +182,7 @@ class Policy:
             for some in _parts(logged, pool):
                 part = logged.only(some)
                 walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau
-                given, allowed = None if random else part.picks, (part.group, self.groups)
-                picks[some], log_probs[some] = walk(*walked, allowed, picks=given, k=picks.shape[1], random=random)
+                picks[some], log_probs[some] = walk(*walked, (part.group, self.groups), part.picks, random)
         return picks, log_probs
 
     def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
@@ -281,7 +280,14 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
     found = [(each, text) for each, text in found if len(each.picks) == k]
     logged = None
     if found:
-        logged = _arrays(found, places, policy)
+        policy.texts, asked = distinct([text for _, text in found])
+        picks = np.array([[places[one] for one in each.picks] for each, _ in found], dtype=np.int64)
+        chances, outcomes, explore = (
+            np.array([getattr(each, name) for each, _ in found], dtype=np.float64)
+            for name in ("probabilities", "outcome", "explore")
+        )
+        # A question's group is that of its picks.
+        logged = Logged(asked, picks, np.log(chances), outcomes, explore, policy.groups[picks[:, 0]])
         agrees = np.abs((policy.follow({}, logged) - logged.log_probs).sum(axis=1)) <= _AGREES
         strange = "picked under a filter, a constraint, a preference or a draft, or from other examples"
         why[strange] = int((~agrees).sum())
@@ -289,9 +295,9 @@ def read(log: OutcomeLog, policy: Policy, texts: Mapping[str, str]) -> Logged:
     used = 0 if logged is None else len(logged.asked)
     reasons = "; ".join(f"{count} {reason}" for reason, count in why.items() if count)
     logger.info("%d logged questions%s", used, f"; left out: {reasons}" if reasons else "")
-    distinct = 0 if logged is None else len({*logged.asked.tolist()})
-    if logged is None or distinct < 2 * FEW_PROGRAMS:
-        few = f"{used} questions, {distinct} of them distinct, are too few to learn from"
+    different = 0 if logged is None else len({*logged.asked.tolist()})
+    if logged is None or different < 2 * FEW_PROGRAMS:
+        few = f"{used} questions, {different} of them distinct, are too few to learn from"
         raise DataError(f"{log.path}: {few} (it takes {2 * FEW_PROGRAMS} distinct ones); left out: {reasons or 'none'}")
     return logged
 
@@ -305,17 +311,6 @@ def _lacking(each: Outcome, policy: str, places: Mapping[str, int]) -> str:
     if not each.explore or not each.picks or not all(each.probabilities):
         return "picked without exploring"
     return "" if all(one in places for one in each.picks) else "with picks that the served folder lacks"
-
-
-def _arrays(found: Sequence[tuple[Outcome, str]], places: Mapping[str, int], policy: Policy) -> Logged:
-    policy.texts, asked = distinct([text for _, text in found])
-    picks = np.array([[places[one] for one in each.picks] for each, _ in found], dtype=np.int64)
-    chances, outcomes, explore = (
-        np.array([getattr(each, name) for each, _ in found], dtype=np.float64)
-        for name in ("probabilities", "outcome", "explore")
-    )
-    # A question's group is that of its picks.
-    return Logged(asked, picks, np.log(chances), outcomes, explore, policy.groups[picks[:, 0]])
 
 
 def _pool(retriever: SequentialCompositionalRetriever) -> ExamplePool:

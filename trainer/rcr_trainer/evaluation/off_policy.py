@@ -32,40 +32,35 @@ def walk(
     pool: PoolVectors,
     tau: FloatArray,
     allowed: tuple[IntArray, IntArray],
-    *,
-    picks: IntArray | None = None,
-    k: int = 0,
+    picks: IntArray,
     random: np.random.Generator | None = None,
 ) -> tuple[IntArray, FloatArray]:
-    """Follow picks (B, k) or, given a generator, draw k as a served policy that explores does (`Options.explore`).
+    """Follow picks (B, k) or, given a generator, draw as many, as a served policy that explores does.
 
-    The temperature τ (B,) is that of each question's draws. `allowed` has numbers (B,) and (N,): a question gets only
-    examples with its number.
+    That is `Options.explore`. The temperature τ (B,) is that of each question's draws. `allowed` has numbers (B,) and
+    (N,): a question gets only examples with its number.
 
     Returns:
         Picks (B, k), and the log-probability of each (B, k); −inf where one can't be drawn.
     """
-    steps = k if picks is None else picks.shape[1]
-    out, log_probs = np.zeros((len(queries), steps), dtype=np.int64), np.zeros((len(queries), steps))
+    picks, log_probs = picks.copy(), np.zeros(picks.shape)
     current = state.start(queries)
     barred = allowed[0][:, None] != allowed[1][None, :]
     rows = np.arange(len(barred))
-    for step in range(steps):
+    for step, chosen in enumerate(picks.T):
         logits = product(current.vector(), pool.candidate)
         logits[barred] = -np.inf
         beyond = np.ones_like(barred)
         np.put_along_axis(beyond, top_k(logits, min(EXPLORED, logits.shape[1])), values=False, axis=1)
         logits[beyond] = -np.inf
         possible = drawn_from(logits, tau[:, None])
-        if picks is not None:
-            chosen = picks[:, step]
-        elif random is not None:
-            chosen = (possible + random.gumbel(size=possible.shape)).argmax(axis=1)
-        out[:, step], log_probs[:, step] = chosen, possible[rows, chosen]
+        if random is not None:
+            chosen[:] = (possible + random.gumbel(size=possible.shape)).argmax(axis=1)
+        log_probs[:, step] = possible[rows, chosen]
         barred[rows, chosen] = True
-        if step + 1 < steps:
+        if step + 1 < picks.shape[1]:
             current = current.update(pool.context[chosen])
-    return out, log_probs
+    return picks, log_probs
 
 
 def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors, picks: IntArray) -> FloatArray:
