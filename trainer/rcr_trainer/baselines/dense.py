@@ -82,12 +82,9 @@ class MMRSelector(DenseSelector):
     lambda_mult: float = 0.5
 
     def _rank(self, similarity: np.ndarray, k: int, excluded: Sequence[np.ndarray]) -> np.ndarray:
-        for line, barred in zip(similarity, excluded, strict=True):
-            line[barred] = -np.inf
-        rows = np.arange(len(similarity))
-        # A product with λ = 0 would turn −inf into nan.
-        weighted = np.float32(self.lambda_mult) * np.maximum(similarity, -1)
-        relevance = np.where(np.isneginf(similarity), -np.inf, weighted)
+        rows, relevance = np.arange(len(similarity)), np.float32(self.lambda_mult) * similarity
+        for alone, weighted, barred in zip(similarity, relevance, excluded, strict=True):
+            alone[barred] = weighted[barred] = -np.inf
         picked = np.empty((len(similarity), k), dtype=np.int64)
         picked[:, 0] = similarity.argmax(axis=1)
         redundancy = np.full_like(similarity, -np.inf)

@@ -34,44 +34,39 @@ class SetBSRSelector(Baseline):
 
     def _fit(self) -> None:
         texts, self._row_of = distinct(self._questions)
-        self._lengths, self._vectors = self._embed(texts)
-        self._starts = _starts(self._lengths)
+        self._starts, self._vectors = self._embed(texts)
 
     def _embed(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
-        """How many tokens each text has (n,), and the unit vectors of all tokens (P, D), text after text."""
+        """Where each text's tokens begin, and the end (n + 1,), in the unit vectors of all tokens (P, D)."""
         embed_tokens: Any = self.resources.embed_tokens
-        lengths, vectors = list[int](), np.empty((0, 0), dtype=np.float32)
+        lengths, vectors = [0], np.empty((0, 0), dtype=np.float32)
         for block in row_blocks(len(texts), 1, _TEXTS):
             found = [np.asarray(own) for own in embed_tokens(list(texts[block]))]
             own, before = unit(np.concatenate(found)), len(vectors)
             lengths += map(len, found)
             vectors.resize((before + len(own), own.shape[1]), refcheck=False)  # grows in place: it may be gigabytes
             vectors[before:] = own
-        return np.array(lengths, dtype=np.int64), vectors
+        return np.cumsum(lengths), vectors
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        lengths, vectors = self._embed(queries)
-        starts = _starts(lengths)
+        starts, vectors = self._embed(queries)
         picked = np.empty((len(queries), k), dtype=np.int64)
-        for block in row_blocks(len(queries), max(1, int(lengths.max())) * len(self.examples)):
-            similarity = self._similarity(vectors[starts[block.start] : starts[block.stop]])
-            each = zip(np.split(similarity, np.cumsum(lengths[block])[:-1]), excluded[block], strict=True)
+        for block in row_blocks(len(queries), max(1, int(np.diff(starts).max())) * len(self.examples)):
+            ends = starts[block.start : block.stop + 1]
+            similarity = self._similarity(vectors[ends[0] : ends[-1]])
+            each = zip(np.split(similarity, ends[1:-1] - ends[0]), excluded[block], strict=True)
             picked[block] = [greedy_set_cover(own, self._row_of, barred, k) for own, barred in each]
         return picked
 
     def _similarity(self, tokens: np.ndarray) -> np.ndarray:
         """(T, U) float32: each token's (T, D) largest cosine with a token of each question; −1 if that has none."""
-        best = np.full((len(tokens), len(self._lengths)), -1, dtype=np.float32)
+        lengths = np.diff(self._starts)
+        best = np.full((len(tokens), len(lengths)), -1, dtype=np.float32)
         # As many questions as have token products that fit in memory, but at least one.
-        for part in row_blocks(len(self._lengths), len(tokens) * int(self._lengths.max(initial=1)), _PRODUCTS):
+        for part in row_blocks(len(lengths), len(tokens) * int(lengths.max(initial=1)), _PRODUCTS):
             first, last = self._starts[part.start], self._starts[part.stop]
-            filled = np.flatnonzero(self._lengths[part]) + part.start
+            filled = np.flatnonzero(lengths[part]) + part.start
             if len(filled) and len(tokens):
                 products = tokens @ self._vectors[first:last].T
                 best[:, filled] = np.maximum.reduceat(products, self._starts[filled] - first, axis=1)
         return best
-
-
-def _starts(lengths: np.ndarray) -> np.ndarray:
-    """(n + 1,) where each text's tokens begin, and the end."""
-    return np.concatenate([[0], np.cumsum(lengths)])
