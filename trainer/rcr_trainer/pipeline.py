@@ -11,7 +11,7 @@ import logging
 import math
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from contextlib import ExitStack, nullcontext
 from functools import partial
 
@@ -26,7 +26,7 @@ from langchain_rcr.policy.hub import WHERE_FROM, requirement
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import get_parser
 from rcr_trainer import grpo, race, sft
-from rcr_trainer.data.examples import PARTS, Example, Split, write_split
+from rcr_trainer.data.examples import PARTS, Split, write_split
 from rcr_trainer.data.files import read_split
 from rcr_trainer.errors import ConfigError, DataError
 from rcr_trainer.evaluation.plain import learners, try_scoring
@@ -274,7 +274,7 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
         torch.manual_seed(config.seed)
         model = build_model(config, config.model, [example.item for example in task.pool], task.spec, run.vectors)
         if config.sft.enabled:
-            sft.train(_job(run, "sft", model, task, task.queries, processes), config.sft)
+            sft.train(_job(run, "sft", model, task, processes), config.sft)
         else:
             logger.info("no SFT: the policy is as it was built")
             model.family.begin(model.query, readable(query.item for query in task.queries), seed=config.seed)
@@ -283,23 +283,18 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
 
 
 def _job(
-    run: Run,
-    stage: str,
-    model: TriEncoder,
-    task: Task,
-    queries: Sequence[Example],
-    processes: Processes,
-    more: Callable[[], Mapping[str, float]] = dict,
+    run: Run, stage: str, model: TriEncoder, task: Task, processes: Processes, llm: LanguageModel | None = None
 ) -> Job:
-    """A training stage's job, with the state it may resume from; `more` gives figures to log beside the stage's own."""
+    """A training stage's job, with the state it may resume from; the log also has the language model's use."""
     state = run.state / stage
     if not state.is_dir():
         run.drop_metrics(stage)
 
+    queries = task.queries if stage == "sft" else task.reinforced
     judging = sum(bool(task.spec.structures(query.target)) for query in task.dev)
 
     def log(step: int, figures: dict[str, float]) -> None:
-        run.log(stage, step, {**figures, **more()})
+        run.log(stage, step, figures if llm is None else {**figures, **_use(llm, processes)})
         if "epoch" in figures:
             of = {name: f" (n = {judging})" for name in figures if name.startswith("dev_")}
             known = {name: value for name, value in figures.items() if math.isfinite(value)}
@@ -322,8 +317,7 @@ def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
     processes.wait()
     model = load_model(config, run.sft_checkpoint, run.vectors, trust=True)
     with open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
-        more = dict if llm is None else partial(_use, llm, processes)
-        job = _job(run, "grpo", model, task, task.reinforced, processes, more)
+        job = _job(run, "grpo", model, task, processes, llm)
         environment = Environment(job, reward, llm, settings)
         race.run(job, environment, settings)
         grpo.train(job, environment, settings)

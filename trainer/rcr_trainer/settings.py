@@ -74,18 +74,17 @@ class DataSettings(Section, use_attribute_docstrings=True):
 
     @model_validator(mode="after")
     def _agree(self) -> DataSettings:
-        owners = {**dict.fromkeys(("train", "dev", "test"), "files"), "corpus": "geoquery", "ids": "geoquery"}
+        owners = dict.fromkeys(("train", "dev", "test"), "files")
+        owners |= dict.fromkeys(("corpus", "ids", "anonymize_values"), "geoquery")
         for field, task in owners.items():
             value = getattr(self, field)
-            if value is not None and self.task != task:
+            if value and self.task != task:
                 raise contradiction(f"data.{field}", value, "data.task", self.task, f"set data.task: {task}")
-            if value is not None and self.directory is not None:
+            if isinstance(value, Path) and self.directory is not None:
                 raise contradiction(f"data.{field}", value, "data.directory", self.directory, "keep one")
         if self.source_key == self.target_key:
             advice = "question and program are two fields"
             raise contradiction("data.source_key", self.source_key, "data.target_key", self.target_key, advice)
-        if self.anonymize_values and self.task != "geoquery":
-            raise contradiction("data.anonymize_values", True, "data.task", self.task, "set data.task: geoquery")
         if self.task == "files" and self.train is None and self.directory is None:
             raise ValueError("data.task = 'files' needs data.train (a file of your own) or data.directory")
         wanted = {"covr": r"\d+", "geoquery": "standard|(template|tmcd)(_[123])?|length"}.get(self.task)

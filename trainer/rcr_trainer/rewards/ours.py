@@ -104,11 +104,7 @@ def execution(execute: Execute | Databases, spec: ProgramSpec) -> Reward:
         return float(found.in_order == gold.in_order if ordered(reference) else found.rows == gold.rows)
 
     def function(
-        predictions: Sequence[str | None],
-        references: Sequence[str],
-        *,
-        fields: Sequence[Mapping[str, Any]] = (),
-        **_: Any,
+        predictions: Sequence[str | None], references: Sequence[str], *, fields: Any = (), **_: Any
     ) -> list[float | None]:
         given = fields or [{}] * len(references)
         where = [execute.path(each) if isinstance(execute, Databases) else "" for each in given]

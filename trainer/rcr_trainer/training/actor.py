@@ -101,11 +101,9 @@ class Actor:
         """Log π_ref(o) of the R sequences of B queries, (R,)."""
         queries, earlier = self._reference_queries[self._tensor(rows)], drawn.picks[:, :-1]
         vectors = queries, self._reference_contexts, self._reference_candidates
-        out = torch.empty(len(drawn.picks), device=drawn.picks.device)
         with torch.no_grad():
-            for of, log_probs in self._log_probs(rows, drawn.picks, earlier, *vectors):
-                out[of] = log_probs
-        return out
+            parts = [log_probs for _, log_probs in self._log_probs(rows, drawn.picks, earlier, *vectors)]
+        return torch.cat([queries.new_empty(0), *parts])
 
     def backward(self, rows: IntArray, drawn: Sequences, loss: Loss) -> None:
         """Add the gradient of a loss on the R sequences of B queries to the parameters' gradients."""

@@ -175,14 +175,12 @@ def listwise_batches(
 
     A pool of more than `most` candidates is sampled; Algorithm 1's picks, `best` (Q, k), are always in the sample.
     """
-    everything = np.arange(pool)
     for start in range(0, len(order), size):
-        rows = order[start : start + size]
-        candidates = everything
+        rows, candidates = order[start : start + size], np.arange(pool)
         if pool > most:
             must = np.unique(np.concatenate([best[rows].ravel(), sequences[rows].ravel()]))
             free = max(0, most - len(must))
-            candidates = np.union1d(must, rng.choice(everything, free, replace=False))
+            candidates = np.union1d(must, rng.choice(pool, free, replace=False))
         steps = np.ones((len(rows), sequences.shape[1]), dtype=bool)
         yield Batch(rows, sequences[rows, :-1], candidates, steps)
 
