@@ -47,7 +47,10 @@ def advise(report: EvaluationReport) -> str:
 
 def _sentences(report: EvaluationReport) -> Iterator[str]:
     if report.oracle is not None:
-        yield _ceiling(_shown(report.oracle.coverage), report.k)
+        covered = f"{_shown(report.oracle.coverage):.1f} % of what they need in {report.k} picks"
+        if _shown(report.oracle.coverage) < LOW_CEILING:
+            covered = f"only {covered}: no selector can cover the rest without more examples or more picks"
+        yield f"The oracle, which sees the gold programs, covers {covered}."
     if (gap := _deciding(report)) is None:
         yield "No plain selector was run, so there is no verdict on whether rcr is worth deploying."
     else:
@@ -105,13 +108,6 @@ def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
 
 
 # ---------------------------------------------------------------- sentences
-
-
-def _ceiling(coverage: float, k: int) -> str:
-    covered = f"{coverage:.1f} % of what they need in {k} picks"
-    if coverage < LOW_CEILING:
-        covered = f"only {covered}: no selector can cover the rest without more examples or more picks"
-    return f"The oracle, which sees the gold programs, covers {covered}."
 
 
 def _on_answers(report: EvaluationReport) -> Iterator[str]:

@@ -237,6 +237,8 @@ def answer(
         LLMError: it can't be asked. A spent budget or too long a prompt is no error.
     """
     asked, names = [picks[at] for at in spread(len(picks), queries)], list(report.selectors)
+    golds = [Example(each.id, each.question, each.gold, each.fields) for each in asked]
+    rewards = [correctness(spec), structure_coverage(spec), *([execution] if execution else [])]
     logger.info("%d answers for each of %s", len(asked), ", ".join(names))
     given: dict[Request, Answer] = {}
     reasons: dict[str, None] = {}
@@ -255,7 +257,12 @@ def answer(
                 break
             continue
         scores, answers = report.selectors[name], [given[own] for own in prompts]
-        _put_answers(name, scores, asked, answers, spec, execution)
+        rows, programs = [each.selectors[name] for each in asked], [each.program for each in answers]
+        exact, jaccard, *same = (score(each, programs, golds, [row.picks for row in rows]) for each in rewards)
+        for i, row in enumerate(rows):
+            row.answer, row.exact, row.jaccard = programs[i], bool(exact[i]), round(float(jaccard[i]), 4)
+            row.execution = bool(same[0][i]) if same and np.isfinite(same[0][i]) else None
+        scores.jaccard, scores.no_program = 100 * float(jaccard.mean()), 100 * programs.count(None) / len(asked)
         read, written = (sum(getattr(a, kind) for a in answers) for kind in ("prompt_tokens", "completion_tokens"))
         scores.prompt_tokens, scores.completion_tokens = read / len(asked), written / len(asked)
         cost = money(read, written)
@@ -272,27 +279,6 @@ def answer(
     )
     _put_rates(report, asked, "exact_match", "execution")
     report.advice = advise(report)
-
-
-def _put_answers(
-    name: str,
-    scores: SelectorScores,
-    asked: Picks,
-    answers: Sequence[Answer],
-    spec: ProgramSpec,
-    execution: Reward | None,
-) -> None:
-    """Put one selector's answers into the picks, and their figures, all but the rates, into its scores."""
-    rows, n = [each.selectors[name] for each in asked], len(asked)
-    programs, shown = [each.program for each in answers], [row.picks for row in rows]
-    golds = [Example(each.id, each.question, each.gold, each.fields) for each in asked]
-    exact = score(correctness(spec), programs, golds, shown)
-    jaccard = score(structure_coverage(spec), programs, golds, shown)
-    same = score(execution, programs, golds, shown) if execution else np.full(n, np.nan)
-    for i, row in enumerate(rows):
-        row.answer, row.exact, row.jaccard = programs[i], bool(exact[i]), round(float(jaccard[i]), 4)
-        row.execution = None if np.isnan(same[i]) else bool(same[i])
-    scores.jaccard, scores.no_program = 100 * float(jaccard.mean()), 100 * programs.count(None) / n
 
 
 def spread(count: int, most: int | None) -> list[int]:

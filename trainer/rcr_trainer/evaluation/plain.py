@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -17,7 +17,6 @@ from langchain_rcr.families.backbone import RememberingBackbone, TransformerBack
 from langchain_rcr.families.base import FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
-from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import BASELINES, get_baseline
 from rcr_trainer.baselines.base import Baseline, Embed, EmbedTokens, Exclude, Resources, TradeOff
 from rcr_trainer.data.coverage import recall, row_blocks, structure_matrices
@@ -92,27 +91,21 @@ def choose(selector: Baseline, pool: Sequence[Example], dev: Sequence[Example], 
     """
     parameter, grid = cast("TradeOff", selector.trade_off)
     k, spec = selector.k, selector.resources.spec
-    pool_structures, needed = structure_matrices(spec, [e.target for e in pool], [e.target for e in dev])
-    queries, chosen_on, barred = dev, "dev", cast("Any", exclude)
-    kept = np.flatnonzero(np.diff(needed.indptr))
-    if not len(kept):
-        queries, needed, chosen_on = pool, pool_structures, "pool"
-        usable = np.flatnonzero(np.diff(needed.indptr))
-        kept = usable[:: max(1, len(usable) // _POOL_QUERIES)]
+    queries, chosen_on, barred = dev, "dev", cast("Any", [()] * len(dev) if exclude is None else exclude)
+    kept = [at for at, each in enumerate(dev) if spec.structures(each.target)]
+    if not kept:
+        usable = [at for at, each in enumerate(pool) if spec.structures(each.target)]
+        queries, chosen_on, kept = pool, "pool", usable[:: max(1, len(usable) // _POOL_QUERIES)]
         sources = np.array([example.source for example in pool], dtype=object)
         barred = {at: np.flatnonzero(sources == sources[at]) for at in kept}
         if k > len(pool) - max(map(len, barred.values()), default=len(pool)):
             return Choice(parameter, getattr(selector, parameter), chosen_on="nothing")
-    coverage = {}
+    needed, there = structure_matrices(spec, [queries[at].target for at in kept], [e.target for e in pool])
+    coverage, blocks = {}, [kept[block] for block in row_blocks(len(kept), len(pool))]
     for value in grid:
         setattr(selector, parameter, value)
-        shares = []
-        for block in row_blocks(len(kept), len(pool)):
-            own = kept[block]
-            asked = [queries[at].source for at in own]
-            picks = selector.pick(asked, k, None if barred is None else [barred[at] for at in own])
-            shares.append(recall(needed[own], pool_structures, picks))
-        coverage[value] = 100 * float(np.concatenate(shares).mean())
+        picks = [selector.pick([queries[at].source for at in own], k, [barred[at] for at in own]) for own in blocks]
+        coverage[value] = 100 * float(recall(needed, there, np.concatenate(picks)).mean())
     best = max(coverage, key=lambda value: coverage[value])
     setattr(selector, parameter, best)
     return Choice(parameter, best, coverage, len(kept), chosen_on)
@@ -175,6 +168,15 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
     config = run.config
     queries = [*task.dev, *task.test]
     embed, embed_tokens = _embedders(run, model, task)
+    structured, base, known = get_family(config.model.family).structured, _embeddings(config), dict[Any, Any]()
+
+    def build(items: Sequence[Item]) -> TriEncoder:
+        """Untrained text encoders, of the run's family if that reads texts."""
+        settings = config.model
+        if structured:
+            given = {**FALLBACK_SETTINGS, "pooling": settings.pooling, "max_length": settings.max_length, "base": base}
+            settings = get_family(FALLBACK_FAMILY).settings(**given)
+        return build_model(config, settings, items, task.spec, known)
 
     def encode(selector: str, base: str) -> Embed:
         name = getattr(config.evaluation, selector, base)  # the settings' model overrides the selector's own
@@ -187,32 +189,12 @@ def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | N
         embed,
         embed_tokens,
         score=llm,
-        policy=_text_encoders(config, task.spec),
+        policy=None if structured and base is None else build,
         learning=config.baselines,
         encode=encode,
         prompt=config.prompt,
         schemas={each.source: str(each.fields["schema"]) for each in queries if each.fields.get("schema")},
     )
-
-
-def _text_encoders(config: Settings, spec: ProgramSpec) -> Callable[[Sequence[Item]], TriEncoder] | None:
-    """A function that builds untrained text encoders from the pool's items, of the run's family if that reads texts.
-
-    None if the family reads structures and the settings name no model for its questions.
-    """
-    base, known = _embeddings(config), dict[Any, Any]()
-    structured = get_family(config.model.family).structured
-    if structured and base is None:
-        return None
-
-    def build(items: Sequence[Item]) -> TriEncoder:
-        model = config.model
-        if structured:
-            given = {**FALLBACK_SETTINGS, "pooling": model.pooling, "max_length": model.max_length, "base": base}
-            model = get_family(FALLBACK_FAMILY).settings(**given)
-        return build_model(config, model, items, spec, known)
-
-    return build
 
 
 def _embeddings(config: Settings) -> str | None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
-from langchain_rcr.basics.files import atomic_file, write_text
+from langchain_rcr.basics.files import write_text
 from rcr_trainer.baselines import NO_EXAMPLES
 from rcr_trainer.data.examples import Example, read_text
 from rcr_trainer.errors import DataError
@@ -209,9 +209,8 @@ def write_picks(directory: str | Path, picks: Picks) -> None:
             line["selectors"][name]["picks"] = [numbers.setdefault(each, len(numbers)) for each in own.picks]
         lines.append(line)
     shown = [{"example": {"id": each.id, "source": each.source, "target": each.target}} for each in numbers]
-    with atomic_file(Path(directory) / PICKS) as file:
-        for line in [*shown, *lines]:
-            file.write((json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n").encode())
+    texts = (json.dumps(line, ensure_ascii=False, separators=(",", ":")) + "\n" for line in [*shown, *lines])
+    write_text(Path(directory) / PICKS, "".join(texts))
 
 
 def read_picks(directory: str | Path) -> list[Question]:
@@ -219,9 +218,9 @@ def read_picks(directory: str | Path) -> list[Question]:
     path = Path(directory) / PICKS
     examples: list[Example] = []
     picks: list[Question] = []
-    number = 0
+    lines = read_text(path).removesuffix("\n").split("\n")
     try:
-        for number, text in enumerate(path.read_bytes().splitlines(), 1):  # noqa: B007
+        for number, text in enumerate(lines, 1):  # noqa: B007
             line = json.loads(text)
             if "example" in line:
                 examples.append(_EXAMPLE.validate_python(line["example"]))
@@ -229,8 +228,6 @@ def read_picks(directory: str | Path) -> list[Question]:
             for own in line["selectors"].values():
                 own["picks"] = [examples[each] for each in own["picks"]]
             picks.append(_QUESTION.validate_python(line))
-    except OSError as error:
-        raise DataError(f"can't read {path}: {error.strerror or error}") from error
     except ValidationError as error:
         raise DataError(f"{path}, line {number}: {_first_of(error)}") from error
     except IndexError:
