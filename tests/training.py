@@ -43,7 +43,8 @@ def train_line(state: Path, rounds: int = 1, log: Any = None, evaluate: Any = di
     runner = Runner("sft", job, config, dict(model.named_parameters()), per_epoch=1, every=1, best_by="")
 
     def learn(_: int) -> dict[str, float]:
-        runner.step(lambda: model(torch.ones(64)).sum().backward())
+        model(torch.ones(64)).sum().backward()
+        runner.step()
         runner.advance()
         return {}
 

@@ -181,7 +181,8 @@ class _GRPO:
                     figures[name] += float(values.sum()) / rollout.count
             return each.sum() / rollout.count
 
-        norm = self.runner.step(lambda: self.actor.backward(rollout.rows, rollout.drawn, loss))
+        self.actor.backward(rollout.rows, rollout.drawn, loss)
+        norm = self.runner.step()
         sums = self.processes.sum(np.array(list(figures.values())))
         return {**dict(zip(figures, sums.tolist(), strict=True)), "grad_norm": norm}
 

@@ -202,13 +202,9 @@ class _SFT:
             share = list(group[processes.rank :: processes.size])
         taught = [(batch, *self._targets(batch)) for batch in share]
         total = max(1, int(processes.sum(np.array([sum(count for *_, count in taught)]))[0]))
-        losses = [torch.zeros((), device=self.device)]
-
-        def backward() -> None:
-            losses.extend(self._backward(batch, targets, count / total) for batch, targets, count in taught)
-
-        self.runner.step(backward)
-        return torch.stack(losses).sum()
+        losses = [self._backward(batch, targets, count / total) for batch, targets, count in taught]
+        self.runner.step()
+        return torch.stack([torch.zeros((), device=self.device), *losses]).sum()
 
     def _targets(self, batch: Batch) -> tuple[Targets, int]:
         """Targets of the batch's S states over its C candidates, and how many states the loss is a mean over.

@@ -16,7 +16,6 @@ from rcr_trainer.evaluation.plain import count_selectors, texts_at_most
 from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import AnswerCache, Estimate, limits
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.tasks import Task, account, answers_file, build_reward, open_language_model
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.registry import TIMES
@@ -27,6 +26,11 @@ SECONDS = 1
 
 def plan(config: Settings, task: Task) -> list[str]:
     """Lines on what a run would work on, and the most its language model would cost. Nothing is asked."""
+    together = config.llm.batch_size if config.llm.kind == "local" else config.llm.concurrency
+
+    def time(cost: Estimate) -> str:
+        return spoken(cost.use.calls * SECONDS / together)
+
     lines = [f"pool {len(task.pool)}, training {len(task.queries)}, dev {len(task.dev)}, test {len(task.test)}"]
     if config.grpo.enabled:
         lines.append(f"GRPO: {len(task.reinforced)} queries, reward {'+'.join(config.reward.names)}")
@@ -40,8 +44,8 @@ def plan(config: Settings, task: Task) -> list[str]:
         return [*lines, "no language model is asked"] if config.grpo.enabled else lines
     total = reduce(add, stages.values())
     if len(stages) > 1:
-        lines += [f"  {name}: {cost}, {_time(cost, config.llm)}" for name, cost in stages.items()]
-    assumed = f"{_time(total, config.llm)} (at {SECONDS} s an answer, {_together(config.llm)} at a time)"
+        lines += [f"  {name}: {cost}, {time(cost)}" for name, cost in stages.items()]
+    assumed = f"{time(total)} (at {SECONDS} s an answer, {together} at a time)"
     lines.append(f"language model: {total}, {assumed}")
     use = total.use
     if (path := answers_file(config)).exists():
@@ -71,14 +75,6 @@ def _answered(config: Settings, task: Task) -> int:
     """How many queries the comparison asks the language model."""
     count = len(task.held_out(config.evaluation.split))
     return min(count, config.evaluation.answer_queries or count)
-
-
-def _together(llm: LLMSettings) -> int:
-    return llm.batch_size if llm.kind == "local" else llm.concurrency
-
-
-def _time(cost: Estimate, llm: LLMSettings) -> str:
-    return spoken(cost.use.calls * SECONDS / _together(llm))
 
 
 def spoken(seconds: float) -> str:

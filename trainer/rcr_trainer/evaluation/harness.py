@@ -65,8 +65,6 @@ def evaluate(
     queries: Sequence[Example],
     spec: ProgramSpec,
     *,
-    split: str,
-    seed: int,
     k: int = 4,
     exclude: Exclude = None,
     **about: Any,
@@ -74,8 +72,8 @@ def evaluate(
     """Measure every selector (the trained retriever is `rcr`) on the same queries and pool.
 
     Queries whose gold program doesn't parse (or has no structure) are left out and counted. Positions refer to the
-    pool; those that a query may not pick (`exclude`) are read a block of queries at a time. `split`, `seed` and `about`
-    are fields of the report.
+    pool; those that a query may not pick (`exclude`) are read a block of queries at a time. `about` are further fields
+    of the report, `split` and `seed` among them.
 
     Returns:
         The report, still without a language model's answers (`answer`), and each query that counts with all k picks.
@@ -111,8 +109,6 @@ def evaluate(
         k=k,
         n=len(picks),
         programs=len({each.program for each in picks}),
-        split=split,
-        seed=seed,
         selectors={name: _unrated([each.selectors[name] for each in picks]) for name in selectors},
         pool_size=len(pool),
         skipped_queries=len(queries) - len(picks),

@@ -117,7 +117,6 @@ def _intervals(report: EvaluationReport) -> list[str]:
 
 
 def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
-    """The question, and the outcome of these selectors' picks."""
     yield f"### {_code(question.id)} {_code(question.question)}"
     yield ""
     yield f"gold: {_code(question.gold)}"

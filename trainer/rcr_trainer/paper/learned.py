@@ -174,7 +174,8 @@ class LearnedSelector(Baseline):
         def learn(batches: Iterable[MaterialT]) -> dict[str, float]:
             model.train()
             for batch in batches:
-                runner.step(loss(batch).backward)
+                torch.autograd.backward(loss(batch))
+                runner.step()
                 runner.advance()
             model.eval()
             return {}

@@ -110,13 +110,20 @@ class Result:
         """Rows by splits, with the paper's figures in brackets; then every metric over all splits."""
         splits = [*self.columns, MEAN] if len(self.columns) > 1 else self.columns
         (heading, digits), published = _METRICS[self.metric], self.metric == "exact_match"
-        first = []
+        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
+        head = [title for title, _ in shown.values()]
+        if self.gaps:
+            head.append(f"{self.reference} less this, points of exact match (95 % interval)")
+        first, means = [], []
         for label in self.rows:
             ours = [cell(self.values(label, column, self.metric), digits) for column in splits]
             papers = [paper_figure(self.name, label, column) if published else None for column in splits]
             beside = [one if paper is None else f"{one} [{paper:.1f}]" for one, paper in zip(ours, papers, strict=True)]
             first.append([label, *beside])
-        head, means = self._means()
+            cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
+            if self.gaps:
+                cells.append(gap_text(*self.gaps[label]) if label in self.gaps else "–")
+            means.append([label, *cells])
         lines = [f"# {self.table.title}", "", self._note(), "", f"## {heading}", ""]
         lines += markdown_rows([self.name, *map(self._heading, splits)], first)
         lines += ["", "## Means over the splits", "", *markdown_rows([self.name, *head], means)]
@@ -170,19 +177,6 @@ class Result:
         }
 
     # ------------------------------------------------------------------ words
-
-    def _means(self) -> tuple[list[str], list[list[str]]]:
-        """The second table: its columns' titles, and its rows."""
-        shown = {key: about for key, about in _METRICS.items() if any(self.values(row, MEAN, key) for row in self.rows)}
-        head, rows = [title for title, _ in shown.values()], []
-        if self.gaps:
-            head.append(f"{self.reference} less this, points of exact match (95 % interval)")
-        for label in self.rows:
-            cells = [cell(self.values(label, MEAN, key), digits) for key, (_, digits) in shown.items()]
-            if self.gaps:
-                cells.append(gap_text(*self.gaps[label]) if label in self.gaps else "–")
-            rows.append([label, *cells])
-        return head, rows
 
     def _fewer(self) -> list[str]:
         """A line on rows that lack runs which others have, say after an interruption."""

@@ -330,7 +330,6 @@ def _hub_answers() -> bool:
 
 
 def _row(variant: Variant, selector: str) -> Row | None:
-    """The row of a selector in the table, if it has one."""
     row = variant.rows.get(selector) or variant.rows.get(REST)
     name = name_of(selector)
     return None if row is None else Row(row.label.format(name), row.series.format(name), row.x)

@@ -179,13 +179,22 @@ def make_reward(
         max_rows: for `execution` on a database: rows it may give.
     """
 
+    def executor() -> Execute | Databases:
+        if database is not None and execute is None:
+            if are_many(database):
+                return Databases(database, timeout_s=timeout_s, max_rows=max_rows)
+            return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
+        if execute is None or database is not None:
+            raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
+        return load(execute, "executor", lambda found: found) if isinstance(execute, str) else execute
+
     def make(part: str | Callable[..., Any]) -> Reward:
         if not isinstance(part, str):
             return Reward.of(part)
         if part in _BY_SPEC:
             return _BY_SPEC[part](spec)
         if part == "execution":
-            return execution(_executor(database, execute, timeout_s, max_rows), spec)
+            return execution(executor(), spec)
         if ":" in part:
             return load(part, "reward", Reward.of)
         raise ConfigError(f"reward: {unknown(part, NAMES)}, or give your own as module:callable")
@@ -193,18 +202,6 @@ def make_reward(
     if isinstance(reward, Mapping):
         return mixture({make(part): weight for part, weight in reward.items()})
     return make(reward)
-
-
-def _executor(
-    database: str | None, execute: str | Execute | None, timeout_s: float, max_rows: int
-) -> Execute | Databases:
-    if database is not None and execute is None:
-        if are_many(database):
-            return Databases(database, timeout_s=timeout_s, max_rows=max_rows)
-        return open_database(database, timeout_s=timeout_s, max_rows=max_rows, patience_s=_PATIENCE_S)
-    if execute is None or database is not None:
-        raise ConfigError("reward 'execution' needs either reward.database or reward.executor to run programs")
-    return load(execute, "executor", lambda found: found) if isinstance(execute, str) else execute
 
 
 def mixture(parts: Mapping[Reward, float]) -> Reward:

@@ -163,13 +163,11 @@ class Runner:
         self.job.model.eval()
         return self.result
 
-    def step(self, backward: Callable[[], None]) -> float:
-        """Take an optimiser step on the gradient that `backward` accumulates, summed over processes.
+    def step(self) -> float:
+        """Take an optimiser step on the gradient accumulated since the last one, summed over processes.
 
         Returns the norm of the gradient before clipping; raises a `ConfigError` if it isn't finite.
         """
-        self.optimizer.zero_grad(set_to_none=True)
-        backward()
         parameters = list(self.parameters.values())
         self.processes.sum_gradients(parameters)
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, self.config.max_grad_norm or math.inf))
@@ -180,6 +178,7 @@ class Runner:
         for group in self.optimizer.param_groups:
             group["lr"] = group["rate"] * decay
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
         return norm
 
     def advance(self) -> None:
