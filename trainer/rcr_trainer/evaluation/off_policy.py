@@ -46,12 +46,14 @@ def walk(
     picks, log_probs = picks.copy(), np.zeros(picks.shape)
     current = state.start(queries)
     barred = allowed[0][:, None] != allowed[1][None, :]
-    rows = np.arange(len(barred))
+    rows, count = np.arange(len(barred)), min(EXPLORED, len(pool.candidate))
     for step, chosen in enumerate(picks.T):
         logits = product(current.vector(), pool.candidate)
         logits[barred] = -np.inf
-        beyond = np.ones_like(barred)
-        np.put_along_axis(beyond, top_k(logits, min(EXPLORED, logits.shape[1])), values=False, axis=1)
+        beyond = logits < np.partition(logits, -count, axis=1)[:, -count, None]
+        tied = np.flatnonzero((~beyond).sum(axis=1) > count)  # at the cut: of equal ones, the first count as best
+        beyond[tied] = True
+        beyond[tied[:, None], top_k(logits[tied], count)] = False
         logits[beyond] = -np.inf
         possible = drawn_from(logits, tau[:, None])
         if random is not None:
