@@ -13,6 +13,8 @@ from test_plugin_selectors import WordCounts
 
 from langchain_rcr import InputError, Item, PoolError, SequentialCompositionalRetriever, semantic_parsing_chain
 from langchain_rcr.families.structure import kernel
+from langchain_rcr.policy.triencoder import TriEncoder
+from langchain_rcr.programs import ProgramSpec
 
 WORDS = ("how many", "name the"), ("red", "round", "big", "old"), ("cats", "dogs", "mice", "owls")
 ROWS = [
@@ -74,6 +76,16 @@ def test_it_is_a_rank_among_questions_held_out(
 
 
 def test_an_added_question_is_relevant(retriever: SequentialCompositionalRetriever) -> None:
+    retriever.add_example({"source": FAR, "target": "weather(paris)"})
+    assert retriever.relevance(FAR) == 1
+    assert retriever.invoke(FAR)[-1].metadata["target"] == "weather(paris)"
+
+
+def test_an_added_question_is_relevant_without_frozen_vectors_too() -> None:
+    items = [Item(row["source"], row["target"]) for row in ROWS]
+    encoder = TriEncoder.fitted(items, spec=ProgramSpec("functional"), base="none")
+    retriever = SequentialCompositionalRetriever.from_encoder(encoder, ROWS, min_relevance=0.05)
+    assert retriever.relevance(FAR) < 0.05 < retriever.relevance(NEAR)
     retriever.add_example({"source": FAR, "target": "weather(paris)"})
     assert retriever.relevance(FAR) == 1
     assert retriever.invoke(FAR)[-1].metadata["target"] == "weather(paris)"

@@ -99,7 +99,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
             likely[mine] = cues.likelihoods(present.select(mine), weights)
         return likely
 
-    raw = features.likeness @ dual.astype(np.float32) + mean.astype(np.float32)
+    raw = features.likeness[:, : len(dual)] @ dual.astype(np.float32) + mean.astype(np.float32)
     local = features.local.copy()
     for way in np.unique(ways[rows]).tolist():
         fold = numbers[:, way]

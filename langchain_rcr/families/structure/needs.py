@@ -64,7 +64,7 @@ if hasattr(os, "register_at_fork"):  # a fork waits, since in its process nobody
 class Needs:
     """N featurised questions. Fields that are None are as for questions that E_x was not fitted to."""
 
-    likeness: NDArray[np.float32]  # (N, M) the similarity of each to each of M training questions
+    likeness: NDArray[np.float32]  # (N, M + A) the similarity of each to each of M training questions and A added ones
     local: NDArray[np.float32]  # (N, C) what its phrases say about each column of `Inventory.small`
     words: NDArray[np.float32]  # (N, WORDS) 1 in the columns of the question's words
     homes: NDArray[np.float32]  # (N, HOMES) see `home_rows`; (N, 0) if there are no home columns
@@ -275,10 +275,9 @@ class NumpyNeedEncoder(BaseEncoder):
                 kept = self.tensors()
                 raw = likeness @ kept["dual"] + kept["mean"]
         else:
-            every = grown.likeness(views)
-            raw, spare = np.split(every @ grown.dual + grown.mean, [-SPARE], axis=1)
+            likeness = grown.likeness(views)
+            raw, spare = np.split(likeness @ grown.dual + grown.mean, [-SPARE], axis=1)
             new = None if grown.labels is None else grown.labels.likelihoods(questions, spare)
-            likeness = every[:, : len(self.dual)]
         if raw is not None and self.descriptions.pairs:
             raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
         homes, share = np.zeros((len(items), 0), np.float32), None
