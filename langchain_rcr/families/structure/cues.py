@@ -70,7 +70,7 @@ def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS)
         shares = np.repeat(1 / (likely + _FLOOR), lengths)
         found *= scale * np.bincount(place, shares).astype(np.float32)
     weights[used] = found
-    return weights.reshape(-1, size)
+    return weights.reshape(present.dim, size)
 
 
 def likelihoods(present: SparseRows, weights: NDArray[np.float32]) -> NDArray[np.float32]:
