@@ -279,7 +279,7 @@ class TriEncoder(Module):
         similarity (`FALLBACK_FAMILY`, untrained).
 
         Args:
-            items: the examples. If no program parses, all are read as `tokens`.
+            items: the examples. If no program of `FEWEST` or more parses, all are read as `tokens`.
             embeddings: LangChain embeddings; None: the default model of the extra `offline`.
             backbone: a loaded text encoder to use instead of either.
             spec: how programs are read.
@@ -308,7 +308,6 @@ class TriEncoder(Module):
                 spec.language,
                 printable(" ".join(items[0].target.split())),
             )
-        if items and not parsed:
             spec = replace(spec, language=TOKENS)
         name, settings = (FALLBACK_FAMILY, dict(FALLBACK_SETTINGS)) if too_few else (family, settings)
         kind, config = get_family(name), get_family(name).settings(**settings)

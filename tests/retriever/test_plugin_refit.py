@@ -176,6 +176,15 @@ def test_too_few_to_fit_becomes_enough(caplog: pytest.LogCaptureFixture) -> None
         make.from_encoder(build(), EXAMPLES).refit()
 
 
+def test_the_first_few_programs_do_not_decide_how_all_are_read() -> None:
+    broken = [{"source": row["source"], "target": "count(("} for row in ROWS[:3]]
+    retriever = make.from_examples(broken, WordCounts(), language="functional", k=2, auto_refit=False)
+    retriever.add_examples(ROWS)
+    retriever.refit()
+    assert retriever.store.encoder.spec.language == "functional"
+    assert shown(retriever) == shown(make.from_examples([*broken, *ROWS], WordCounts(), language="functional", k=2))
+
+
 # ------------------------------------------------------------------ in the background
 
 
