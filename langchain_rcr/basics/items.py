@@ -93,6 +93,11 @@ def normal(text: str, form: Literal["NFC", "NFKC"]) -> str:
     return text if text.isascii() else "".join(normalize(form, part) for part in _PARTS.findall(text))
 
 
+def escaped(text: str) -> str:
+    """A template that renders as this text."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
 def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterable[dict[str, Any]]:
     """Deep copies of examples' fields; a `PoolError` names the id of one that can't be copied."""
     copies = list(map(dict, examples))

@@ -25,8 +25,9 @@ from langchain_core.runnables import Runnable, RunnableLambda, RunnableSequence,
 from langchain_core.runnables.base import RunnableBindingBase
 from langchain_core.runnables.configurable import DynamicRunnable
 
+from langchain_rcr.basics.items import escaped
 from langchain_rcr.errors import InputError
-from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt, escaped, renamed
+from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"

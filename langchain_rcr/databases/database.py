@@ -137,17 +137,16 @@ class Database(AbstractContextManager["Database"]):
                 what = f"computes {self._max_processes} queries that took longer than {self._settings['timeout_s']:g} s"
                 raise InputError(f"the PostgreSQL server still {what}: try again later, or raise max_processes")
         process: _Process | None = None
-        reply: dict[str, Any] = {"ended": True}
         try:
             process = self._process()
             reply = process.ask(program)
-        finally:  # also on Ctrl-C: the next query must not get this one's rows
-            if process is not None and "ended" in reply and process.backend is not None:
-                self._overruns.append(process.backend)
-            else:
-                self._places.release()
+        finally:
             if process is not None:
-                self._put_back(process, reply)
+                self._idle.append(process)
+            if process is None or process.overrun is None:
+                self._places.release()
+            else:
+                self._overruns.append(process.overrun)
         if "fault" in reply:
             raise self._fault(reply["fault"])
         if "refused" in reply:
@@ -157,13 +156,6 @@ class Database(AbstractContextManager["Database"]):
     def _fault(self, said: str) -> InputError:
         return InputError(f"{self._complaint}{' '.join(said.split())}")
 
-    def _put_back(self, process: _Process, reply: Mapping[str, Any]) -> None:
-        """Keep a process for the next query, or end it."""
-        if "ended" in reply:
-            process.close()
-        else:
-            self._idle.append(process)
-
     def _forget_ended(self) -> None:
         """Release the places of queries that the server has stopped computing."""
         with self._looking:
@@ -172,7 +164,7 @@ class Database(AbstractContextManager["Database"]):
             now, overruns = time.monotonic(), list(self._overruns)
             process = self._process()
             reply = process.ask(_STILL_RUNNING.format(", ".join(f"({pid}, {now - since})" for pid, since in overruns)))
-            self._put_back(process, reply)
+            self._idle.append(process)
             for overrun in overruns if "rows" in reply else ():  # if that isn't known, they still count
                 if (overrun[0],) not in rows_of(reply):
                     self._overruns.remove(overrun)
@@ -206,7 +198,7 @@ class _Process:
     """A process that runs queries."""
 
     def __init__(self, settings: Mapping[str, Any]) -> None:
-        self.backend: tuple[int, float] | None = None
+        self.overrun: tuple[int, float] | None = None
         self._settings = settings
         self._tag = secrets.token_hex(8)
         kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
@@ -227,15 +219,21 @@ class _Process:
         return self._process.poll() is None
 
     def ask(self, program: str) -> dict[str, Any]:
-        """Run a program; sets `backend` to the server's process for it, if there is one, and its start time."""
-        self.backend = None
+        """Run a program; if that fails, this ends, and `overrun` is the server's process for it and its start time."""
         limit = _GRACE * self._settings["timeout_s"]
-        self._send(program)
-        reply = self.receive(_START_S if self._settings["postgres"] else limit)
-        while "started" in reply:
-            self.backend = reply["started"], time.monotonic()
-            reply = self.receive(limit)
-        return reply
+        reply: dict[str, Any] = {"ended": True}
+        try:
+            self._send(program)
+            reply = self.receive(_START_S if self._settings["postgres"] else limit)
+            while "started" in reply:
+                self.overrun = reply["started"], time.monotonic()
+                reply = self.receive(limit)
+            return reply
+        finally:  # also on Ctrl-C: the next query must not get this one's rows
+            if "ended" in reply or "started" in reply:
+                self.close()
+            else:
+                self.overrun = None
 
     def _send(self, message: Any) -> None:
         with suppress(BrokenPipeError):  # there will be no reply
@@ -280,7 +278,6 @@ def rows_of(reply: Mapping[str, Any]) -> list[tuple[Any, ...]]:
 
 
 _MADE: dict[str, Any] = {
-    "bytes": bytes.fromhex,
     "Decimal": Decimal,
     "date": date.fromisoformat,
     "datetime": datetime.fromisoformat,

@@ -13,7 +13,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.basics.items import MARKS
+from langchain_rcr.basics.items import MARKS, escaped
 from langchain_rcr.databases.database import OPEN, Database, address_of, check_limits
 from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.errors import InputError
@@ -47,9 +47,9 @@ class Databases(AbstractContextManager["Databases"]):
             raise InputError("a template or a folder names SQLite files; of PostgreSQL give one database")
         check_limits(max_databases=max_databases, **limits)
         if Path(place).is_dir():
-            place = f"{_escaped(place)}/{LAYOUT}"
+            place = f"{escaped(place)}/{LAYOUT}"
         self.names = _names(place)
-        self._template = str(Path(_escaped(str(Path.cwd())), place))
+        self._template = str(Path(escaped(str(Path.cwd())), place))
         self._copy = partial(Databases, self._template, max_databases=max_databases, **limits)
         self._limits = {**limits, "max_processes": 1}
         self._most = max_databases
@@ -120,10 +120,6 @@ def are_many(database: str | Path) -> bool:
     """Whether this is a folder of databases or a template, rather than the address of one database."""
     place, postgres = address_of(database)
     return Path(place).is_dir() or (not postgres and "{" in place and not Path(place).is_file())
-
-
-def _escaped(path: str) -> str:
-    return path.replace("{", "{{").replace("}", "}}")
 
 
 def _names(template: str) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ _UTF_8 = ("utf-8", "surrogatepass")
 _AT_ONCE = 100
 """Rows that are read at a time."""
 _LARGE = 1 << 12
-"""Values above this many characters or bytes follow the JSON rather than being in it, which takes ten times as long."""
+"""Texts above this many characters follow the JSON rather than being in it, which takes ten times as long."""
 _TOGETHER = 20_000
 """How many small values are encoded at a time: it is faster, and no time is wasted if too many rows are refused
 before."""
@@ -297,7 +297,7 @@ class Text(bytes):
 
 
 def table(rows: Iterable[list[Any]], tag: str, max_rows: int, max_bytes: int) -> tuple[str, list[bytes]]:
-    """Rows as JSON, and their large values, which the JSON refers to by length; too many rows are refused.
+    """Rows as JSON, and their blobs and long texts, to which the JSON refers by length; too many rows are refused.
 
     The JSON has lists of columns, each for some of the rows: reading and writing take a third less than row by row.
     """
@@ -343,13 +343,10 @@ def again(rows: Callable[[], Any]) -> Any:
 
 
 def plain(value: Any, attached: list[bytes]) -> list[Any]:
-    """A value that JSON lacks, as its type and what to make it from, or its length if it is large."""
+    """A value that JSON lacks, as its type and what to make it from, or its length if it is attached."""
     if isinstance(value, bytes | bytearray | memoryview):
-        raw = bytes(value)
-        if len(raw) <= _LARGE:
-            return ["bytes", raw.hex()]
-        attached.append(raw)
-        return ["text" if isinstance(value, Text) else "blob", len(raw)]
+        attached.append(bytes(value))
+        return ["text" if isinstance(value, Text) else "blob", len(attached[-1])]
     kind = type(value).__name__
     if kind in ("date", "datetime", "time"):
         return [kind, value.isoformat()]

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
+from langchain_rcr.basics.items import escaped
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.schema import fitted, of_others, tables_read
@@ -304,11 +305,6 @@ def arranged(picks: Sequence[T], order: str) -> list[T]:
 
 APPENDIX_D = Prompt()
 """The paper's prompt: `Source: …` and `Target: …` for each example, then the question."""
-
-
-def escaped(text: str) -> str:
-    """A template that renders as this text."""
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 def renamed(template: str, names: Mapping[str, str]) -> str:
