@@ -13,8 +13,7 @@ import pytest
 from rcr_trainer import cli
 from rcr_trainer.data.check import Keys, guess_keys
 from rcr_trainer.data.examples import Example
-from rcr_trainer.data.exports import opened
-from rcr_trainer.data.files import read_examples
+from rcr_trainer.data.files import opened, read_examples
 from rcr_trainer.errors import DataError
 
 from langchain_rcr.errors import MissingExtraError

@@ -11,7 +11,7 @@ from typing import Any
 from langchain_rcr.basics.files import write_text
 from langchain_rcr.programs import ProgramSpec, get_parser
 from rcr_trainer.cli.console import PROG, show
-from rcr_trainer.data.check import FileCheck, Keys, check_files, guess_keys, guess_language
+from rcr_trainer.data.check import Keys, check_files, guess_keys, guess_language
 from rcr_trainer.data.examples import Split, write_split
 from rcr_trainer.data.files import SHOWN, read_examples
 from rcr_trainer.data.spider import spider_split
@@ -28,7 +28,14 @@ def check(given: argparse.Namespace) -> int:
     checks = check_files(given.files, keys, ProgramSpec(language=language))
     show(f"question: field {keys.source!r}; program: field {keys.target!r}; language: {language} ({counts})")
     for each in checks:
-        _show(each)
+        delimiter = each.report.delimiter
+        between = f", fields between {delimiter!r}" if delimiter not in (None, ",") else ""
+        show(f"{each.report.path}: {each.report.rows:,} rows, {len(each.examples):,} examples{between}")
+        for finding in each.findings:
+            show(f"{'!' if finding.fix else ' '} {finding.text}")
+            show(*(f"      {place}" for place in finding.places[:SHOWN]))
+            if len(finding.places) > SHOWN:
+                show(f"      … and {len(finding.places) - SHOWN:,} more")
     faults = sum(finding.fix for each in checks for finding in each.findings)
     show("Nothing needs fixing." if not faults else f"To fix: {faults}, marked with !")
     return min(1, faults)
@@ -37,17 +44,6 @@ def check(given: argparse.Namespace) -> int:
 def _programs(path: Path, keys: Keys) -> list[str]:
     examples, _ = read_examples(path, source_key=keys.source, target_key=keys.target, collect=True)
     return [example.target for example in examples]
-
-
-def _show(check: FileCheck) -> None:
-    delimiter = check.report.delimiter
-    between = f", fields between {delimiter!r}" if delimiter not in (None, ",") else ""
-    show(f"{check.report.path}: {check.report.rows:,} rows, {len(check.examples):,} examples{between}")
-    for finding in check.findings:
-        show(f"{'!' if finding.fix else ' '} {finding.text}")
-        show(*(f"      {place}" for place in finding.places[:SHOWN]))
-        if len(finding.places) > SHOWN:
-            show(f"      … and {len(finding.places) - SHOWN:,} more")
 
 
 def init(given: argparse.Namespace) -> None:

@@ -29,7 +29,10 @@ def paper(given: argparse.Namespace) -> None:
     settings = merged({"evaluation": {"answers": True}}, given_settings(given.config, flags))
     table = TABLES[given.table]
     splits = table.splits if given.splits is None else named_splits(given.splits)
-    seeds = _seeds(given.seeds or ("0,1,2" if given.limit is None else "0"))
+    try:
+        seeds = [int(seed) for seed in (given.seeds or ("0,1,2" if given.limit is None else "0")).split(",")]
+    except ValueError:
+        raise ConfigError(f"--seeds {given.seeds} must be numbers, as in 0,1,2") from None
     selectors = None if given.selectors is None else given.selectors.replace(" ", "").split(",")
     folder = given.out
     if given.limit is not None:
@@ -56,13 +59,6 @@ def paper(given: argparse.Namespace) -> None:
             paths = result.write(folder) if outcomes else []
     console.show(result.markdown())
     console.show(f"written: {', '.join(map(str, paths))}")
-
-
-def _seeds(text: str) -> list[int]:
-    try:
-        return [int(seed) for seed in text.split(",")]
-    except ValueError:
-        raise ConfigError(f"--seeds {text} must be numbers, as in 0,1,2") from None
 
 
 def _agree(cells: Sequence[Cell], given: argparse.Namespace, tell: Callable[[str], None]) -> None:

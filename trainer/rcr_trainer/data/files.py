@@ -21,7 +21,6 @@ from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as
-from rcr_trainer.data.exports import opened
 from rcr_trainer.errors import DataError
 
 _Row = tuple[int, Any]
@@ -35,6 +34,9 @@ _SEP = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([!#-/:-@\[-`{-~]|\t)"?\s*', re.IGNO
 """A first line that tells spreadsheets the delimiter."""
 _LIST = "; a file that is one JSON list is named .json"
 _CR = "; its lines end in CR alone: save it with the line ends of Unix or Windows"
+_NESTED = ("inputs", "outputs", "reference_outputs")
+_ROLES = {"human": "user", "ai": "assistant", "developer": "system"}
+"""LangChain's role names (and OpenAI's developer) → ours."""
 _KINDS = {bool: "true or false", int: "a number", float: "a number", list: "a list", dict: "an object", str: "text"}
 
 
@@ -68,10 +70,10 @@ def read_examples(
     """Read a file of examples: .jsonl, .ndjson, .json (one list), .csv, .tsv or .parquet, by its extension.
 
     A further .gz means that it is compressed. Rows exported by LangSmith and OpenAI have fields such as
-    `inputs.question` and `messages.user`; see `exports.opened`. Text is UTF-8, with or without a byte order mark. A
-    table's first line names its fields; a line `sep=;` before it may give the delimiter, and if the usual one is
-    missing from the header, the most common other one counts. Other fields are kept in `Example.fields`, except empty
-    ones and those called id, source or target.
+    `inputs.question` and `messages.user`; of a chat, the last answer and the last question before it count. Text is
+    UTF-8, with or without a byte order mark. A table's first line names its fields; a line `sep=;` before it may give
+    the delimiter, and if the usual one is missing from the header, the most common other one counts. Other fields are
+    kept in `Example.fields`, except empty ones and those called id, source or target.
 
     Args:
         path: the file.
@@ -173,8 +175,7 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
     source, target = (_text(row, keys, setting, where) for setting in ("source_key", "target_key"))
     id_ = str(report.rows)
     if "id_key" in keys:
-        value = _value(row, keys, "id_key", where)
-        id_ = str(value) if type(value) is int else _text(row, keys, "id_key", where)
+        id_ = _text(row, keys, "id_key", where)
         if not id_.strip():
             raise DataError(f"{where}: the id in field {keys['id_key']!r} is empty")
         if (first := ids.setdefault(id_, place)) != place:
@@ -192,23 +193,20 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
 
 
 def _text(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: str) -> str:
-    value = _value(row, keys, setting, where)
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise DataError(f"{where}: field {keys[setting]!r} must hold text, got {_kind(value)}")
-    return value
-
-
-def _value(row: Mapping[str, Any], keys: Mapping[str, str], setting: str, where: str) -> Any:
+    """The text in a field; null is empty, and an id may be a whole number."""
     key = keys[setting]
-    if key in row:
-        return row[key]
-    close = difflib.get_close_matches(key, list(row), n=1)
-    guess = f"did you mean {close[0]!r}?" if close else f"name it with {setting}"
-    names = [name if len(name) <= 40 else f"{name[:37]}..." for name in row]
-    listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
-    raise DataError(f"{where}: no field {key!r} (fields: {listed}); {guess}")
+    if key not in row:
+        close = difflib.get_close_matches(key, list(row), n=1)
+        guess = f"did you mean {close[0]!r}?" if close else f"name it with {setting}"
+        names = [name if len(name) <= 40 else f"{name[:37]}..." for name in row]
+        listed = ", ".join(names[:10]) + (", …" if len(names) > 10 else "") or "none"
+        raise DataError(f"{where}: no field {key!r} (fields: {listed}); {guess}")
+    value = row[key]
+    if isinstance(value, str) or value is None:
+        return value or ""
+    if setting == "id_key" and type(value) is int:
+        return str(value)
+    raise DataError(f"{where}: field {key!r} must hold text, got {_kind(value)}")
 
 
 def _kind(value: Any) -> str:
@@ -363,3 +361,63 @@ def _parsed(text: str, path: Path, line: int, hint: str) -> Any:
         raise DataError(f"{where}: invalid JSON ({error.msg}, column {error.colno}){hint}") from error
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}, line {line}: invalid JSON (too deep, or a number too long){hint}") from error
+
+
+# ---------------------------------------------------------------- rows that other tools exported
+
+
+def opened(row: Any) -> Any:
+    """The row with nested objects and chats turned into fields: `inputs.question`, `messages.user`.
+
+    Opens `inputs`, `outputs` and `messages`; of the latter, only the last answer and the last question before it count.
+    An answer that calls tools is a program in JSON: `[{"name": …, "arguments": {…}}, …]`, or a single call by itself.
+    Everything else stays.
+    """
+    return dict(_fields(row, "")) if isinstance(row, dict) else row
+
+
+def _fields(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    for name, value in row.items():
+        if name in _NESTED and isinstance(value, dict):
+            yield from _fields(value, f"{prefix}{name}.")
+        elif name == "messages" and isinstance(value, list) and all(isinstance(one, dict) for one in value):
+            yield from ((f"{prefix}messages.{role}", text) for role, text in _exchange(value).items())
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _exchange(messages: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """By role: the system's text, the last answer, and the last question before it (the last of all if no answer)."""
+    roles = (str(one.get("role") or one.get("type")) for one in messages)
+    said = [(_ROLES.get(role, role), _content(one)) for role, one in zip(roles, messages, strict=True)]
+    answers = [at for at, (role, text) in enumerate(said) if role == "assistant" and text]
+    end = answers[-1] if answers else len(said)
+    found = {role: text for role, text in said[:end] if role in ("system", "user")}
+    return found | ({"assistant": said[end][1]} if answers else {})
+
+
+def _content(message: Mapping[str, Any]) -> str:
+    if isinstance(inner := message.get("data"), dict):  # LangChain's format
+        message = inner
+    calls = [call for call in map(_call, message.get("tool_calls") or ()) if call is not None]
+    if calls:
+        return json.dumps(calls if calls[1:] else calls[0], ensure_ascii=False)
+    content = message.get("content")
+    if isinstance(content, list):
+        content = "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in content)
+    return content if isinstance(content, str) else ""
+
+
+def _call(call: Any) -> dict[str, Any] | None:
+    """A tool call in OpenAI's form (`function`, with arguments as text) or LangChain's (`name` and `args`)."""
+    if not isinstance(call, dict):
+        return None
+    function = call.get("function")
+    inner = function if isinstance(function, dict) else call
+    arguments = inner.get("arguments", inner.get("args"))
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return None
+    return {"name": inner.get("name"), "arguments": arguments or {}}

@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import cycle
+from types import SimpleNamespace
 from typing import Any, TypeAlias
 from urllib.parse import parse_qsl, urlsplit
 
@@ -285,24 +286,20 @@ def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
     }
     if settings.kind == "completion":
         model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
+        completions = model.async_client
+
+        async def create(**params: Any) -> Any:
+            # What langchain-openai does, but without pydantic's warnings about odd fields.
+            return (await completions.create(**params)).model_dump(warnings=False)
+
         # Its own default temperature would be 0.7.
-        own = {"async_client": _Completions(model.async_client), "temperature": settings.temperature}
+        own = {"async_client": SimpleNamespace(create=create), "temperature": settings.temperature}
         return model.model_copy(update=own), http
     # ChatOpenAI renames it max_completion_tokens; most other servers ignore that and write without end.
     if is_openais_own or "max_completion_tokens" not in body:
         (options if is_openais_own else body).setdefault("max_tokens", settings.max_tokens)
     options |= {"temperature": settings.temperature, "extra_body": body or None}
     return ChatOpenAI(**options, use_responses_api=False), http
-
-
-class _Completions:
-    """`client.completions` as langchain-openai calls it, but without pydantic's warnings about odd fields."""
-
-    def __init__(self, completions: Any) -> None:
-        self._completions = completions
-
-    async def create(self, **params: Any) -> dict[str, Any]:
-        return (await self._completions.create(**params)).model_dump(warnings=False)  # type: ignore[no-any-return]
 
 
 def _checking_client(timeout: Any, proxy: str | None) -> Any:

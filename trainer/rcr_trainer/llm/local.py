@@ -15,7 +15,7 @@ from langchain_core.language_models import BaseLLM
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field, PrivateAttr
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteriaList
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.families.pooled import undisturbed
@@ -136,20 +136,38 @@ class LocalLM(BaseLLM):
             yield fitting[start : start + self.batch_size]
 
     def _write(self, prompts: Sequence[list[int]], stop: Sequence[str]) -> tuple[list[list[int]], list[int | None]]:
-        """What the model writes greedily after prompts, and how many tokens that is up to the answer's end."""
+        """What the model writes greedily after prompts, and how many tokens that is up to the answer's end.
+
+        An answer ends at an end of sequence, or at a stop sequence that follows more than blanks and thoughts.
+        """
         ends, tokenizer = self._model.generation_config.eos_token_id, self._tokenizer
         ends = ends if ends is not None else tokenizer.eos_token_id
         ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
         read = self._padded(prompts, left=True)
         begin = read["input_ids"].shape[1]
-        stopping = _Stopping(tokenizer, stop, ends, begin, len(prompts))
+        last = {sequence[-1] for sequence in stop if sequence}
+        ended: list[int | None] = [None] * len(prompts)  # tokens up to each answer's end; None while it goes on
+
+        def is_whole(answer: list[int]) -> bool:
+            # Decoding whole answers at every step would cost more than a small model.
+            return answer[-1] in ends or (
+                not last.isdisjoint(tokenizer.decode(answer[-1:]))
+                and cut(tokenizer.decode(answer, skip_special_tokens=True), stop)[1]
+            )
+
+        def stopping(input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
+            for row, answer in enumerate(input_ids[:, begin:].tolist()):
+                if ended[row] is None and is_whole(answer):
+                    ended[row] = len(answer)
+            return torch.tensor([end is not None for end in ended], device=input_ids.device)
+
         # The pad token doesn't matter: what follows a row's end is cut off.
         config = GenerationConfig(do_sample=False, max_new_tokens=self.max_new_tokens, pad_token_id=0)
         with torch.inference_mode():
             whole = self._model.generate(
                 **read, generation_config=config, stopping_criteria=StoppingCriteriaList([stopping])
             )
-        return whole[:, begin:].tolist(), stopping.ended
+        return whole[:, begin:].tolist(), ended
 
     def _padded(self, texts: Sequence[list[int]], *, left: bool) -> dict[str, torch.Tensor]:
         """Tokens and mask (B, longest), padded on one side."""
@@ -157,32 +175,6 @@ class LocalLM(BaseLLM):
         pad = partial(pad_sequence, batch_first=True, padding_side="left" if left else "right")
         ids, mask = pad(rows), pad([torch.ones_like(row) for row in rows])
         return {"input_ids": ids.to(self._model.device), "attention_mask": mask.to(self._model.device)}
-
-
-class _Stopping(StoppingCriteria):  # type: ignore[misc]  # transformers has no types
-    """Ends each answer at an end of sequence, or at a stop sequence that follows more than blanks and thoughts.
-
-    Attributes:
-        ended: tokens up to each answer's end; None while it goes on.
-    """
-
-    def __init__(self, tokenizer: Any, stop: Sequence[str], ends: Sequence[int], begin: int, count: int) -> None:
-        self._tokenizer, self._stop, self._ends, self._begin = tokenizer, stop, ends, begin
-        self._last = {sequence[-1] for sequence in stop if sequence}
-        self.ended: list[int | None] = [None] * count
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        for row, answer in enumerate(input_ids[:, self._begin :].tolist()):
-            if self.ended[row] is None and self._is_whole(answer):
-                self.ended[row] = len(answer)
-        return torch.tensor([end is not None for end in self.ended], device=input_ids.device)
-
-    def _is_whole(self, answer: list[int]) -> bool:
-        # Decoding whole answers at every step would cost more than a small model.
-        return answer[-1] in self._ends or (
-            not self._last.isdisjoint(self._tokenizer.decode(answer[-1:]))
-            and cut(self._tokenizer.decode(answer, skip_special_tokens=True), self._stop)[1]
-        )
 
 
 def _generation(text: str, reason: str, read: int, written: int) -> Generation:
