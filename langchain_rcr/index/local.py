@@ -237,7 +237,8 @@ class LocalIndex(InThisThread, ABC):
 
     def known(self, ids: Sequence[str]) -> set[str]:
         """Which of these ids exist."""
-        return {row.id for row in self.rows(ids)}
+        with self._lock:
+            return self._keys.keys() & set(ids)
 
     def rows(self, ids: Collection[str] | None = None) -> list[Row]:
         """The examples with these ids, or all; not to be changed."""
