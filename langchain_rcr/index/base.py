@@ -79,9 +79,9 @@ class Reader(Protocol):
     """The pool at one moment, or the part of it that passes a filter; for one selection.
 
     Its methods are awaited where the engine says (`CandidateIndex.run`); those of an engine in this process never wait.
-    The reader of a remote engine may have a method `ahead(state, k)`, which says how greedy decoding will go on from
-    the next search's states, so that it can do all k steps in one round trip; and `aside(work, …)`, which does slow
-    work without holding up the event loop.
+    The reader of a remote engine may have a method `ahead(state, k, exclude, tau)`, which returns what the first of k
+    greedy steps find, as many as it can do in one round trip; and `aside(work, …)`, which does slow work without
+    holding up the event loop.
     """
 
     @property

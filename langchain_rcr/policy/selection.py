@@ -162,13 +162,16 @@ async def select(
     width, tau = options.beam_width, options.tau if options.scored else None
     constrained = options.different_programs or options.fits is not None
     hits: Hits | None = None
+    ahead = list[Hits]()
     if width == 1 and not (constrained or options.explore) and hasattr(reader, "ahead"):
-        reader.ahead(beams.state, options.k)
+        ahead = await reader.ahead(beams.state, options.k, exclude, tau)
     for _ in range(options.k):
         if hits is not None:
             beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
         if constrained:
             hits = await _candidates(beams, options, reader, tau)
+        elif ahead:
+            hits = ahead.pop(0)
         else:
             hits = await reader.search(beams.state.vector(), options.width, beams.exclude, tau)
         picks.rows = hits.rows
@@ -178,6 +181,7 @@ async def select(
         if width == 1 and grows.all():  # the usual case, faster
             beams.grow(hits.keys[:, 0], hits.logits[:, 0], log_probs[:, 0])
             continue
+        ahead = []  # what was found as if every sequence went on
         at, of = _best(beams, hits.keys, log_probs, grows, width)
         beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
         if not len(at):

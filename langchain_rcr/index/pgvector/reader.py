@@ -99,13 +99,7 @@ class PgVectorReader:
         self._condition, self._values = "true", dict[str, Any]()
         """Which examples can be found, and the parameters of this."""
         self._rows, self._vectors = dict[int, Row](), dict[int, FloatArray]()  # found so far: rows and E_z (D,), by key
-        self._told: tuple[State[Any], int] | None = None
-        self._steps = list[tuple[IntArray, Hits]]()  # answered in advance: what each search leaves out, and its hits
         self.size = self._pool.examples
-
-    def ahead(self, state: State[Any], k: int) -> None:
-        """See `Reader`: the first search then does all steps."""
-        self._told = (state, k) if self.size and state.sql() else None
 
     async def aside(self, work: Callable[..., None], *arguments: Any) -> None:
         """See `Reader`."""
@@ -131,27 +125,18 @@ class PgVectorReader:
             msg = f"states have {states.shape[1]} numbers each, the vectors in the pool {self._pool.dim}"
             raise InputError(msg)
         margins = slack(states, self._pool.longest)
-        if self._told is not None and t == 1:
-            self._steps = await self._taken(*self._told, exclude, tau)
-        self._told = None
-        if self._steps:
-            barred, hits = self._steps.pop(0)
-            if t == 1 and np.array_equal(exclude, barred):
-                return hits
-            self._steps = []
         keys, logits = await best_fetched(partial(self._nearest, ship=True), states, t, exclude, margins, self.size)
         totals = None if tau is None else await self._log_partition(states, exclude, tau)
         return Hits(keys, logits, self._rows, self._contexts, totals)
 
-    async def _taken(
-        self, state: State[Any], k: int, exclude: IntArray, tau: float | None
-    ) -> list[tuple[IntArray, Hits]]:
-        """All steps in one statement, their log partitions in another: what each step leaves out, and what it finds.
+    async def ahead(self, state: State[Any], k: int, exclude: IntArray, tau: float | None) -> list[Hits]:
+        """See `Reader`: all steps in one statement, their log partitions in another.
 
         The result ends before a step that needs more candidates than were fetched.
         """
         states = state.vector()
-        if next(self._parts(k * len(states))).stop < k * len(states):
+        slack(states, self._pool.longest)  # checks them
+        if not (self.size and state.sql()) or next(self._parts(k * len(states))).stop < k * len(states):
             return []
         names = {"query": "step.query", "needs": "step.needs", "vector": "step.v", "context": "pick.context"}
         text = _STEPS.replace("{composed}", state.sql().format(dim=states.shape[1], **names))
@@ -165,20 +150,17 @@ class PgVectorReader:
                 keys[n, at], logits[n, at] = key, -apart
                 self._keep(key, *row)
         known = int((keys >= 0).all(axis=0).cumprod().sum())
-        barred = [np.concatenate((exclude, keys[:, :at]), axis=1) for at in range(known)]
         totals: list[Any] = [None] * known
         if tau is not None and known:
             steps = [states]
             for at in range(known - 1):
                 state = state.update(self._contexts(keys[:, at]))
                 steps.append(state.vector())
-            every = [np.pad(some, ((0, 0), (0, known - 1 - at)), constant_values=-1) for at, some in enumerate(barred)]
-            totals = np.split(await self._log_partition(np.concatenate(steps), np.concatenate(every), tau), known)
+            picked = [np.where(np.arange(known) < at, keys[:, :known], -1) for at in range(known)]
+            every = np.concatenate([np.concatenate((exclude, some), axis=1) for some in picked])
+            totals = np.split(await self._log_partition(np.concatenate(steps), every, tau), known)
         found = self._rows, self._contexts
-        return [
-            (some, Hits(keys[:, at, None], logits[:, at, None], *found, total))
-            for at, (some, total) in enumerate(zip(barred, totals, strict=True))
-        ]
+        return [Hits(keys[:, at, None], logits[:, at, None], *found, totals[at]) for at in range(known)]
 
     async def candidates(self, keys: IntArray) -> FloatArray:
         """E_c (n, D) of `keys` (n,)."""
