@@ -164,16 +164,14 @@ class Guard:
 
 
 def _reward(job: Job, environment: Environment) -> Reward:
-    reward, llm = environment.reward, environment.llm
-    if reward.name != "correctness" or llm is None:
+    reward, likelihood = environment.reward, make_reward("likelihood", job.spec)
+    if reward.name != "correctness":
         return reward
-    query = environment.queries[0]
-    text = str(llm.prompt.request([], query.source, query.fields))
     try:
-        llm.log_likelihoods([text], [llm.prompt.continuation(query.target)])
+        environment.score(environment.queries[:1], np.empty((1, 0), dtype=np.int64), likelihood)
     except (ConfigError, UnscoredError):
         return reward
-    return make_reward("likelihood", job.spec)
+    return likelihood
 
 
 def race(

@@ -14,6 +14,7 @@ from scipy import sparse
 
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
 from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.baselines.base import top_k
 from rcr_trainer.data.coverage import greedy_coverage, recall, row_blocks, structure_matrices
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.okapi import BM25Scorer
@@ -110,9 +111,7 @@ def hard_negatives(
     least, found = np.empty((count, states, min(worst, top)), np.int64), np.empty((count, states), np.int64)
     for block in row_blocks(count, states * len(pool)):
         scores = scorer.scores(queries[block])
-        for row, barred in enumerate(forbidden[block]):
-            scores[row, barred] = -np.inf
-        nearest = np.argsort(-scores, axis=1, kind="stable")[:, :top]
+        nearest = top_k(scores, top, forbidden[block])
         # A pick adds nothing more: left in, picks would be the "worst" candidates of every later state.
         earlier = np.arange(states - 1) < np.arange(states)[:, None]
         gone = (nearest[:, None, :, None] == picked[block, None, None, :]) & earlier[:, None]
