@@ -126,8 +126,9 @@ class _SFT:
         self.processes.broadcast(self.model)
         if not family.fits:
             return
+        covered = held_out.supervision.coverage(held_out.picks(self._pool_vectors(), self.k))
         message = "fitted: %.1f %% of what %d held-out training questions need is covered"
-        logger.info(message, self._coverage(held_out), len(held_out.queries))
+        logger.info(message, covered, len(held_out.queries))
         self.pool_vectors = None  # a resumed stage loads other weights next
 
     @cached_property
@@ -253,12 +254,8 @@ class _SFT:
         """The current policy's coverage on the development queries."""
         figures = {"epoch": float(self.runner.result.rounds)}
         if self.dev.queries:
-            figures["dev_coverage"] = self._coverage(self.dev)
+            figures["dev_coverage"] = self.dev.supervision.coverage(self.dev.picks(self._pool_vectors(), self.k))
         return {**figures, "lr": self.runner.lr}
-
-    def _coverage(self, dev: Development) -> float:
-        """Coverage of the greedy picks, in percent."""
-        return dev.supervision.coverage(dev.picks(self._pool_vectors(), self.k))
 
     def _pool_vectors(self) -> PoolVectors:
         """E_c and E_z of the pool under the current weights; encoded at most once an epoch."""

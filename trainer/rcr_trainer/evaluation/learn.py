@@ -179,7 +179,7 @@ class Policy:
         """Picks (B, k), the logged ones or, given a generator, drawn ones, and their log-probabilities (B, k)."""
         picks, log_probs = logged.picks.copy(), np.empty(logged.picks.shape)
         with self.varied(variant) as (queries, pool):
-            for some in _parts(logged, pool):
+            for some in blocks(len(picks), max(pool.candidate.shape), _AT_ONCE):
                 part = logged.only(some)
                 walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau
                 picks[some], log_probs[some] = walk(*walked, (part.group, self.groups), part.picks, random)
@@ -188,8 +188,9 @@ class Policy:
     def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
         """See `off_policy.described`, under the served policy."""
         with self.varied({}) as (queries, pool):
-            parts = [(queries[logged.asked[some]], picks[some]) for some in _parts(logged, pool)]
-            return np.concatenate([described(part, self.model.state(), pool, own) for part, own in parts])
+            parts = blocks(len(picks), max(pool.candidate.shape), _AT_ONCE)
+            each = [described(queries[logged.asked[some]], self.model.state(), pool, picks[some]) for some in parts]
+            return np.concatenate(each)
 
 
 class Estimates:
@@ -228,11 +229,6 @@ class Estimates:
         gain, reached = self.of(variant)
         totals = np.bincount(self._logged.asked, gain - gain.mean())
         return float(gain.mean() - 2 * np.sqrt(totals @ totals) / len(gain)) if reached >= REACHED else None
-
-
-def _parts(logged: Logged, pool: PoolVectors) -> Iterator[slice]:
-    """Slices of a log's questions, whose vectors and scores are in memory together."""
-    return blocks(len(logged.asked), max(pool.candidate.shape), _AT_ONCE)
 
 
 def choose(policy: Policy, logged: Logged) -> Change:
