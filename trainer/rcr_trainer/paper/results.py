@@ -101,10 +101,9 @@ class Result:
         files = {"md": self.markdown().encode(), "json": self.json().encode()}
         if any(map(self._series, self.table.panels)):
             files["png"] = self._plot()
-        paths = [folder / f"{self.name}.{ending}" for ending in files]
-        for path, content in zip(paths, files.values(), strict=True):
-            write_bytes(path, content)
-        return paths
+        for ending, content in files.items():
+            write_bytes(folder / f"{self.name}.{ending}", content)
+        return [folder / f"{self.name}.{ending}" for ending in files]
 
     def markdown(self) -> str:
         """Rows by splits, with the paper's figures in brackets; then every metric over all splits."""

@@ -172,11 +172,10 @@ class Sweep:
             return variants
         labels = {self.table.reference, *map(name_of, self.selectors)}
         rows = [{row.label for row in variant.rows.values()} for variant in variants]
+        every = set().union(*rows)
         for name in self.selectors:
-            if not self.table.selectors or (
-                name not in baselines.BASELINES and name_of(name) not in set().union(*rows)
-            ):
-                own = [name for name in published()["selectors"] if name_of(name) in set().union(*rows)]
+            if not self.table.selectors or (name not in baselines.BASELINES and name_of(name) not in every):
+                own = [name for name in published()["selectors"] if name_of(name) in every]
                 known = ", ".join([*own, *baselines.BASELINES]) if self.table.selectors else "none in this table"
                 raise ConfigError(f"--selectors: there is no row '{name}' (known: {known})")
         return [each for each, has in zip(variants, rows, strict=True) if REST in each.rows or has & labels]
