@@ -178,8 +178,7 @@ def listwise_batches(
         rows, candidates = order[start : start + size], np.arange(pool)
         if pool > most:
             must = np.unique(np.concatenate([best[rows].ravel(), sequences[rows].ravel()]))
-            free = max(0, most - len(must))
-            candidates = np.union1d(must, rng.choice(pool, free, replace=False))
+            candidates = np.union1d(must, rng.choice(pool, max(0, most - len(must)), replace=False))
         steps = np.ones((len(rows), sequences.shape[1]), dtype=bool)
         yield Batch(rows, sequences[rows, :-1], candidates, steps)
 
