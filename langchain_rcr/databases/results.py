@@ -15,6 +15,9 @@ from hashlib import sha256
 from numbers import Integral, Real
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 _DIGITS = 12
 """Digits to which numbers must agree: the last few digits of a sum of floats depend on its order."""
 _EXACT = 1 << 53
@@ -82,16 +85,25 @@ def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
     Columns are told apart by their values, and columns with equal values by the rows that these are in (colour
     refinement, Weisfeiler and Leman, 1968), so that no permutations need be tried.
     """
-    columns = list(zip(*rows, strict=True))
-    colours = [_digest(sorted(column)) for column in columns]
-    kinds = 0
-    while kinds < len({*colours}):
-        kinds = len({*colours})
+    columns, distinct = list(zip(*rows, strict=True)), sorted(set().union(*rows))
+    numbers = {text: number for number, text in enumerate(distinct)}
+    values = np.array([[numbers[text] for text in row] for row in rows])
+    colours, kinds = _ranks(np.sort(values.T)), 0
+    while kinds <= colours.max():
+        kinds = colours.max() + 1
         # A row's values with the kinds of their columns, independent of the order of rows and columns.
-        texts = [_digest(sorted(_joined(pair) for pair in zip(colours, row, strict=True))) for row in rows]
-        if kinds < len(colours):
-            colours = [_digest(sorted(map(_joined, zip(texts, column, strict=True)))) for column in columns]
-    return _digest(sorted(map(_digest, columns))), _digest(sorted(texts))
+        coloured = np.sort(values * kinds + colours)
+        if kinds < len(columns):
+            colours = _ranks(np.sort(values.T + len(distinct) * _ranks(coloured)))
+    texts = [_digest(distinct), *sorted(row.tobytes().hex() for row in coloured)]
+    return _digest(sorted(map(_digest, columns))), _digest(texts)
+
+
+def _ranks(rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """A number for each row of (N, M), the same for equal rows; independent of their order."""
+    keys = [row.tobytes() for row in rows]
+    numbers = {key: number for number, key in enumerate(sorted({*keys}))}
+    return np.array([numbers[key] for key in keys])
 
 
 def _joined(texts: Sequence[str]) -> str:
