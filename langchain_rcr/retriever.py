@@ -24,7 +24,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import InThisThread, resolved
 from langchain_rcr.policy.explanation import Explanation, Structures
 from langchain_rcr.policy.prompt import arranged
-from langchain_rcr.pool.arguments import OPEN, Fields, Order, check_fields, options_of, query_of, within_of
+from langchain_rcr.pool.arguments import OPEN, Fields, Order, check_fields, options_of, query_of, value_of
 from langchain_rcr.pool.making import Lifecycle
 from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.served import Pick, error_of
@@ -183,8 +183,13 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Raises:
             InputError: the value is missing, or isn't a text, a number or a bool.
         """
-        values = within_of(input_variables, self.picks_within, self.store.encoder.prefer)
-        return {"of_variables": values} if values else {}
+        field = self.picks_within or self.store.encoder.prefer
+        if not field or (not self.picks_within and input_variables.get(field) is None):
+            return {}
+        if field not in input_variables:
+            names = ", ".join(map(repr, input_variables))
+            raise InputError(f"examples are picked within one {field!r}, but the input variables are {names}")
+        return {"of_variables": {field: value_of(field, input_variables[field])}}
 
     # ------------------------------------------------------------------ the retriever
 

@@ -177,7 +177,7 @@ def options_of(
     given = [value for value in (within, (of_variables or {}).get(field, OPEN)) if value is not OPEN]
     if given and not field:
         raise InputError("within: the value of which field? Set the retriever's group")
-    values = [_value_of(field, value) for value in given]
+    values = [value_of(field, value) for value in given]
     if group:
         where = all_of(where, *(Compare(group, "eq", value) for value in values))
         if not pins(where, group):
@@ -205,21 +205,7 @@ def options_of(
     return options, where
 
 
-def within_of(variables: Mapping[str, Any], group: str, prefer: str | None) -> dict[str, Any]:
-    """The value of `group`, or of the preferred field, among a prompt's variables, by its name; empty if there is none.
-
-    An `InputError` if the value of `group` is missing, or one isn't a text, a number or a bool.
-    """
-    field = group or prefer
-    if not field or (not group and variables.get(field) is None):
-        return {}
-    if field not in variables:
-        names = ", ".join(map(repr, variables))
-        raise InputError(f"examples are picked within one {group!r}, but the input variables are {names}")
-    return {field: _value_of(field, variables[field])}
-
-
-def _value_of(group: str, value: Any) -> Any:
+def value_of(group: str, value: Any) -> Any:
     """The value of a group. Refuses conditions, and null, which examples without the field would match."""
     if not isinstance(value, str | int | float | np.generic):
         raise InputError(f"examples are picked within one {group!r}: text, number or bool, not {type(value).__name__}")
