@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from itertools import count, takewhile
 from typing import Any, Self
 
@@ -21,6 +21,7 @@ from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.chains.few_shot import asked_by, checked, prompt_keys
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.families.structure import LANDMARKS
+from langchain_rcr.index.base import InThisThread, resolved
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.json_ import tool_calls
@@ -80,29 +81,25 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelCallResult[Any]:
         """Call the model with the picks before the conversation."""
-        asked = self._asked(request)
-        return handler(self._with(request, self.selector.select_examples(asked) if asked else []))
+        return handler(InThisThread().run(self._with_examples(request, is_async=False)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelCallResult[Any]:
         """`wrap_model_call`, awaited."""
-        asked = self._asked(request)
-        examples = await self.selector.aselect_examples(asked) if asked else []
-        return await handler(self._with(request, examples))
-
-    def _asked(self, request: ModelRequest[Any]) -> dict[str, Any]:
-        asked = self.variables(request) or {}
-        if not isinstance(asked, Mapping):
-            raise InputError(f"variables must give a mapping of names to values, not {type(asked).__name__}")
-        return dict(asked)
+        return await handler(await self._with_examples(request, is_async=True))
 
     def _last_question(self, request: ModelRequest[Any]) -> dict[str, str]:
         question = last_question(request)
         return {self.keys.query: question} if question else {}
 
-    def _with(self, request: ModelRequest[Any], examples: Sequence[Mapping[str, Any]]) -> ModelRequest[Any]:
-        rows = checked(examples, [self.keys.source, self.keys.target])
+    async def _with_examples(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
+        asked = self.variables(request) or {}
+        if not isinstance(asked, Mapping):
+            raise InputError(f"variables must give a mapping of names to values, not {type(asked).__name__}")
+        select = self.selector.aselect_examples if is_async else self.selector.select_examples
+        picks = await resolved(select(dict(asked))) if asked else []
+        rows = checked(picks, [self.keys.source, self.keys.target])
         shown = [message for step, row in enumerate(rows) for message in self._messages(step, row)]
         system = [*takewhile(lambda message: isinstance(message, SystemMessage), request.messages)]
         return request.override(messages=[*system, *shown, *request.messages[len(system) :]])
@@ -238,34 +235,26 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
     ) -> ModelCallResult[Any]:
         """Call the model with the tools that the request needs, and those that aren't in the pool."""
-        query, known = self.question(request), self._known(request)
-        if query and known:
-            request = _with_tools(request, known, self.retriever.invoke(query, filter=_among(known)))
-        return handler(request)
+        return handler(InThisThread().run(self._with_tools(request, is_async=False)))
 
     async def awrap_model_call(
         self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
     ) -> ModelCallResult[Any]:
         """`wrap_model_call`, awaited."""
-        query, known = self.question(request), await asyncio.to_thread(self._known, request)
-        if query and known:
-            request = _with_tools(request, known, await self.retriever.ainvoke(query, filter=_among(known)))
-        return await handler(request)
+        return await handler(await self._with_tools(request, is_async=True))
 
-    def _known(self, request: ModelRequest[Any]) -> set[str]:
-        """The names of the request's tools that are in the pool and can be picked."""
-        names = {tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include
-        return self.retriever.store.index.known(sorted(names)) if names else names
-
-
-def _with_tools(request: ModelRequest[Any], known: set[str], picks: Sequence[Document]) -> ModelRequest[Any]:
-    """The request without the known tools that weren't picked, in its order: the same picks make the same prompt."""
-    out = known.difference(_names(picks))
-    return request.override(tools=[tool for tool in request.tools if isinstance(tool, dict) or tool.name not in out])
-
-
-def _among(names: Collection[str]) -> dict[str, Any]:
-    return {"name": {"$in": sorted(names)}}
+    async def _with_tools(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
+        """The request without the pool's tools that weren't picked; its order stays, so same picks make same prompts."""
+        query, look_up = self.question(request), self.retriever.store.index.known
+        names = sorted({tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include)
+        if not (query and names):
+            return request
+        known = await asyncio.to_thread(look_up, names) if is_async else look_up(names)
+        invoke = self.retriever.ainvoke if is_async else self.retriever.invoke
+        picks = await resolved(invoke(query, filter={"name": {"$in": sorted(known)}})) if known else []
+        out = known.difference(_names(picks))
+        tools = [tool for tool in request.tools if isinstance(tool, dict) or tool.name not in out]
+        return request.override(tools=tools)
 
 
 def _names(picks: Sequence[Document]) -> list[str]:
