@@ -108,10 +108,11 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         question, program = example[self.keys.source], example[self.keys.target]
         if not (isinstance(question, str) and isinstance(program, str)):
             raise InputError(f"an example's question and program must be texts, not {question!r:.80}, {program!r:.80}")
-        calls = [
-            {"name": name, "args": arguments, "id": _call_id(step, at, program), "type": "tool_call"}
-            for at, (name, arguments) in enumerate(tool_calls(program))
-        ]
+        calls = []
+        for at, (name, arguments) in enumerate(tool_calls(program)):
+            # The same for the same call: nine letters and digits, a form that all providers accept.
+            call_id = hashlib.blake2b(f"{step} {at} {program}".encode(), digest_size=5).hexdigest()[:9]
+            calls.append({"name": name, "args": arguments, "id": call_id, "type": "tool_call"})
         if not calls:
             return [HumanMessage(question), AIMessage(program)]
         given = example.get(self.result_key)
@@ -136,11 +137,6 @@ def _result_text(result: Any) -> str:
 def last_question(request: ModelRequest[Any]) -> str:
     """The text of the last human message; empty if there is none."""
     return next((each.text.strip() for each in reversed(request.messages) if isinstance(each, HumanMessage)), "")
-
-
-def _call_id(step: int, at: int, program: str) -> str:
-    """An id that is the same for the same call: nine letters and digits, a form that all providers accept."""
-    return hashlib.blake2b(f"{step} {at} {program}".encode(), digest_size=5).hexdigest()[:9]
 
 
 class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
@@ -244,7 +240,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         return await handler(await self._with_tools(request, is_async=True))
 
     async def _with_tools(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
-        """The request without the pool's tools that weren't picked; its order stays, so same picks make same prompts."""
+        """The request without the pool's tools that weren't picked, in its order: same picks make the same prompt."""
         query, look_up = self.question(request), self.retriever.store.index.known
         names = sorted({tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include)
         if not (query and names):
@@ -280,7 +276,6 @@ def _tools(tools: Sequence[BaseTool] | Mapping[str, str]) -> list[dict[str, str]
 
 
 def _taught(number: int, pair: Any) -> Item:
-    """A pair as an example; an InputError if it isn't one."""
     try:
         request, names = pair
         is_pair = bool(request.strip()) and not isinstance(names, str) and all(isinstance(name, str) for name in names)
