@@ -27,7 +27,7 @@ from langchain_core.runnables.configurable import DynamicRunnable
 
 from langchain_rcr.basics.items import escaped
 from langchain_rcr.errors import InputError
-from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt, renamed
+from langchain_rcr.policy.prompt import Conversation, Prompt, renamed
 from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 PICKED = "picked_examples"
@@ -128,7 +128,7 @@ def few_shot_prompt(
         InputError: the selector is not an example selector, a key can't be the name of a template variable, the
             question has several keys and none was named, or the prompt is one of chat messages.
     """
-    prompt = _written(prompt, selector) or APPENDIX_D
+    prompt = _written(prompt, selector, "appendix_d")
     if prompt.form != "text":
         raise InputError(f"the prompt '{prompt.name}' consists of chat messages: use chat_few_shot_prompt")
     if prefix is not None:
@@ -163,7 +163,7 @@ def chat_few_shot_prompt(
     Raises:
         InputError: as for `few_shot_prompt`.
     """
-    prompt = _written(prompt, selector) or Prompt(name="chat")
+    prompt = _written(prompt, selector, "chat")
     return _chat(prompt, selector, prompt_keys(selector, source_key, target_key, query_key), system)
 
 
@@ -187,15 +187,12 @@ def _chat(
     return ChatPromptTemplate([*front, *asked], partial_variables=_known(prompt))
 
 
-def prompt_of(selector: object) -> Prompt | None:
-    """The prompt that a retriever's checkpoint was trained with."""
-    return selector.store.encoder.prompt if isinstance(selector, SequentialCompositionalRetriever) else None
-
-
-def _written(prompt: Prompt | None, selector: object) -> Prompt | None:
+def _written(prompt: Prompt | None, selector: object, name: str) -> Prompt:
+    """The prompt; None: the one that a retriever's checkpoint was trained with, else the one of this name."""
     if prompt is not None and not isinstance(prompt, Prompt):
         raise InputError(f"prompt must be a Prompt, such as Prompt(name='chat'), not {type(prompt).__name__}")
-    return prompt or prompt_of(selector)
+    trained = selector.store.encoder.prompt if isinstance(selector, SequentialCompositionalRetriever) else None
+    return prompt or trained or Prompt(name=name)
 
 
 def _text(prompt: Prompt, selector: BaseExampleSelector, keys: PromptKeys, system: str = "") -> FewShotPrompt:
@@ -326,7 +323,7 @@ def _as_many(selector: BaseExampleSelector) -> str:
 
 def prompt_for(llm: Any, retriever: object, text: str, chat: str) -> Prompt:
     """The prompt that a retriever's checkpoint was trained with, else the one named `text` or `chat`."""
-    return prompt_of(innermost(retriever)) or Prompt(name=text if completes(llm) else chat)
+    return _written(None, innermost(retriever), text if completes(llm) else chat)
 
 
 def completes(llm: Any) -> bool:

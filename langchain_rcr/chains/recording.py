@@ -61,12 +61,12 @@ class OutcomeRecorder(BaseTracer):
         """Record what an outermost run picked, if it succeeded."""
         if run.parent_run_id is not None:
             return
-        runs = [run]
+        runs, is_cancelled = [run], (run.error or "").startswith("CancelledError(")
         for each in runs:
             runs += each.child_runs
-            # LangChain keeps the first, and the second if it doesn't say that the run was cancelled.
-            self.order_map.pop(each.id, None)
-            self.run_map.pop(str(each.id), None)
+            self.order_map.pop(each.id, None)  # which LangChain keeps
+            if is_cancelled:  # and it doesn't say so of retrievers and tools
+                self.run_map.pop(str(each.id), None)
         if run.error is not None:
             return
         policy, picked, outcome = self._retriever.store.fingerprint, dict[str, Run](), None

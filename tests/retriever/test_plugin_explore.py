@@ -218,6 +218,24 @@ async def test_a_recorder_keeps_nothing_of_a_question_that_is_cancelled(
     assert (recorder.run_map, recorder.order_map) == ({}, {})
 
 
+async def test_a_recorder_says_nothing_of_what_goes_on_after_a_failure(
+    encoder: TriEncoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    recorder, ended = OutcomeRecorder(make(encoder, log=OutcomeLog(tmp_path / "log.jsonl"))), asyncio.Event()
+
+    async def fail(_: object) -> None:
+        raise ValueError
+
+    async def outlast(_: object) -> None:
+        await asyncio.sleep(0.1)
+        asyncio.get_running_loop().call_later(0.1, ended.set)
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        await RunnableParallel(a=fail, b=outlast).ainvoke(QUERY, {"callbacks": [recorder]})
+    await ended.wait()
+    assert (caplog.text, recorder.run_map, recorder.order_map) == ("", {}, {})
+
+
 async def test_a_recorder_knows_its_retriever_among_others_and_in_a_tool(encoder: TriEncoder, tmp_path: Path) -> None:
     """As a chain with documents beside the examples, tools picked for the same question, or an agent has them."""
     log = OutcomeLog(tmp_path / "outcomes.jsonl", text=True)
