@@ -78,11 +78,6 @@ class FaissOptions:
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise InputError(f"{name} must be a whole number from {least} on, not {value!r}")
 
-    @property
-    def exact(self) -> bool:
-        """Whether searches and logits equal those of a full search in float32."""
-        return self.kind == "flat" and not self.fp16
-
     def lists(self, rows: int) -> int:
         """How many inverted lists to train on this many rows; 0: too few rows."""
         wanted = self.nlist or max(1, min(int(4 * rows**0.5), max(rows, self.train_from) // _PER_LIST))
@@ -134,8 +129,10 @@ class FaissIndex(LocalIndex):
     def _table(self, vectors: PoolVectors, rows: Iterable[Row]) -> Table:
         if self.options.kind == "ivf" and isinstance(vectors.candidate, SparseRows):
             return ColumnTable(vectors, rows)
-        # FAISS's exact search does one product per question; a matrix product for all of them is less work.
-        return MatrixTable(vectors, rows) if self.options.exact else FaissTable(vectors, self.options, rows)
+        if self.options.kind == "flat" and not self.options.fp16:
+            # FAISS's exact search does one product per question; a matrix product for all of them is less work.
+            return MatrixTable(vectors, rows)
+        return FaissTable(vectors, self.options, rows)
 
 
 class FaissTable(Table):

@@ -72,7 +72,8 @@ def test_the_flat_kind_is_the_engine_in_memory():
             return reader
 
     assert isinstance(index.run(exact()), MatrixTable)
-    assert not FaissOptions("flat", fp16=True).exact
+    index = FaissIndex("flat", fp16=True)
+    assert isinstance(index.run(exact()), FaissTable)
 
 
 def test_greedy_picks_are_the_same():
