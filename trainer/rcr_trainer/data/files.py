@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.progress import track
-from langchain_rcr.errors import MissingExtraError
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data.examples import PARTS, Example, Split, read_json_as
 from rcr_trainer.errors import DataError
@@ -29,7 +29,6 @@ _Row = tuple[int, Any]
 SHOWN = 10
 """Places that a message lists."""
 DELIMITERS = ",\t;|"
-_FIELD_LIMIT = 2**31 - 1  # what a C long holds everywhere
 _SEP = re.compile(rb'(?:\xef\xbb\xbf)?"?sep=([!#-/:-@\[-`{-~]|\t)"?\s*', re.IGNORECASE)
 """A first line that tells spreadsheets the delimiter."""
 _LIST = "; a file that is one JSON list is named .json"
@@ -260,11 +259,10 @@ def _read_json(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]
 
 def _read_parquet(file: BinaryIO, path: Path, report: ReadReport) -> Iterator[_Row]:
     report.unit = "entry"
-    try:
-        from pyarrow import ArrowException
-        from pyarrow.parquet import ParquetFile
-    except ImportError as error:
-        raise MissingExtraError("pyarrow", "parquet") from error
+    require("pyarrow", "parquet")
+    from pyarrow import ArrowException
+    from pyarrow.parquet import ParquetFile
+
     try:
         table = ParquetFile(file)
         _check_names(table.schema_arrow.names, path)
@@ -286,8 +284,8 @@ def _plain(value: Any) -> Any:
 
 
 def _read_table(file: BinaryIO, path: Path, report: ReadReport, *, delimiter: str) -> Iterator[_Row]:
-    # The limit is process-wide, so only raise it: lowering it could make another thread fail.
-    csv.field_size_limit(max(csv.field_size_limit(), _FIELD_LIMIT))
+    # To what a C long holds everywhere. It is process-wide, so only raise it, or another thread could fail.
+    csv.field_size_limit(max(csv.field_size_limit(), 2**31 - 1))
     first = file.readline()
     file.seek(0)
     texts, skipped = _texts(file, path), 0

@@ -19,8 +19,6 @@ from rcr_trainer.errors import DataError
 
 KINDS = ("random_1", "template_1", "tmcd_1", "length_1", "dev")
 """Spider-SSP's, and `dev`, Spider's own: its test questions are of databases without training questions."""
-_INTERNAL = "sqlite_"
-"""Prefix of SQLite's own tables, which one of Spider's schemas lists."""
 
 
 class _Row(BaseModel):
@@ -131,8 +129,8 @@ def statements_of(schema: _Schema) -> dict[str, str]:
     columns = schema.column_names_original
     statements = {}
     for number, table in enumerate(schema.table_names_original):
-        if table.lower().startswith(_INTERNAL):
-            continue
+        if table.lower().startswith("sqlite_"):
+            continue  # SQLite's own, which one of Spider's schemas lists
         own = [place for place, (of, _) in enumerate(columns) if of == number]
         lines = [f"{_name(columns[place][1])} {schema.column_types[place]}" for place in own]
         flat = [place for keys in schema.primary_keys for place in (keys if isinstance(keys, list) else [keys])]

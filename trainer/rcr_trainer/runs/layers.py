@@ -145,9 +145,8 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
             section = setting.section
             lines += ["", f"# {section_title(section)}", f"{section}:"]
         pad = "  " if section else ""
-        mark = f"{pad}# "
-        wrapper = textwrap.TextWrapper(100, mark, mark, break_on_hyphens=False)
-        lines += wrapper.wrap(setting.description)
+        about = textwrap.wrap(setting.description, 98 - len(pad), break_on_hyphens=False)
+        lines += [f"{pad}# {line}" for line in about]
         value = values.get(setting.path, setting.default)
         text = yaml.safe_dump(value, default_flow_style=True, width=10_000, allow_unicode=True)
         text = text.removesuffix("...\n").strip()

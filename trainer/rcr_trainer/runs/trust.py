@@ -17,9 +17,6 @@ from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.tasks import compared
 from rcr_trainer.settings import Settings
 
-_OPENS_MODELS = {"embed", "embed_tokens", "policy"}
-"""Baselines' needs that open a model by name."""
-
 
 def check_foreign(run: Run) -> None:
     """Raise a `ConfigError` if a comparison would use something named by the folder that the caller didn't allow."""
@@ -40,7 +37,7 @@ def _named(config: Settings) -> Iterator[tuple[str, str]]:
     kinds = {name: get_baseline(name) for name in compared(config)}
     needs = {need for kind in kinds.values() for need in kind.needs}
     models = {f"evaluation.{name}": getattr(evaluation, name, "") for name in kinds if "encode" in kinds[name].needs}
-    if needs & _OPENS_MODELS:
+    if needs & {"embed", "embed_tokens", "policy"}:  # what opens a model by name
         models |= {"evaluation.embeddings": evaluation.embeddings} if evaluation.embeddings else {"model.base": base}
     for path, model in models.items():
         if model and not model.startswith(("package:", "langchain:")):
