@@ -174,6 +174,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["evaluate", "."], "neither a run folder nor its checkpoint"),
         (["evaluate", ".", "--sft.k", "3"], "rcr-train evaluate can't change 'sft.k'"),
         (["--sft.k=3", "run", "tiny.yaml"], "'--sft.k' belongs after the command"),
+        (["--sft.k", "3", "run", "tiny.yaml"], "'--sft.k' belongs after the command"),
         (["data", "check"], "required: FILE"),
         (["data", "check", "gone.jsonl"], "no such file: gone.jsonl"),
         (["data", "check", "train.jsonl", "--language", "sqll"], "sqll"),

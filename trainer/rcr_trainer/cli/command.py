@@ -186,6 +186,9 @@ def build_parser(arguments: Sequence[str]) -> Parser:
     _add_learn(commands)
     _add_paper(commands, called)
     _add_data(commands)
+    flag = next(iter(arguments), "").partition("=")[0]
+    if flag.startswith("--") and flag not in ("--help", "--version"):
+        parser.error(f"'{flag}' belongs after the command")
     return parser
 
 

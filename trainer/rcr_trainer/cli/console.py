@@ -43,11 +43,8 @@ class Parser(argparse.ArgumentParser):
                 from rcr_trainer.runs.layers import settings, unknown_key
 
                 path = flag.removeprefix("--")
-                hint = unknown_key(path, given.settings)
-                if path in given.settings:
-                    hint = f"'{flag}' belongs after the command"
-                elif path in settings():
-                    hint = f"{given.prog} can't change '{path}'"
+                known = path in settings()
+                hint = f"{given.prog} can't change '{path}'" if known else unknown_key(path, given.settings)
             self.exit(2, shown(f"{PROG}: error: {hint} (see {given.prog} --help)\n"))
         return given
 

@@ -70,9 +70,8 @@ def build_rules() -> Iterator[Rule]:
     """The grammar. The start symbol is ``question``."""
     for symbol, words in _TERMINALS.items():
         yield from (Rule(symbol, (), word, word) for word in words)
-    yield Rule("comparison", (), "eq", "is equal to")
-    yield Rule("comparison", (), "gt", "is greater than")
-    yield Rule("comparison", (), "lt", "is less than")
+    for name, meaning in (("eq", "equal to"), ("gt", "greater than"), ("lt", "less than")):
+        yield Rule("comparison", (), name, f"is {meaning}")
     yield Rule("found", ("object",), "find ( {0} )", "{0}")
     for place, chances in _SETS.items():
         yield from _set_rules(place, chances)

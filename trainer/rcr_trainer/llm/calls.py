@@ -28,8 +28,6 @@ _MALFORMED_ATTEMPTS = 3
 """Malformed responses to a prompt after which it has no program."""
 _ALL_MALFORMED = 10
 """Prompts in a row with only malformed responses after which a run stops: the server speaks another protocol."""
-_CLAIMED_S = 0.2
-"""Seconds after which to look again whether another process has its answer."""
 _LONGEST_BACKOFF_S = 30.0
 _LONGEST_WAIT_S = 600.0
 """Seconds that a server may ask to wait; a run that waits longer looks as if it hangs."""
@@ -100,7 +98,7 @@ class Calls:
             if not self._said_waiting:
                 logger.info("%s: another run is asking for some of these answers; waiting for them", self._client.name)
                 self._said_waiting = True
-            await asyncio.sleep(_CLAIMED_S)
+            await asyncio.sleep(0.2)
         try:
             found = await asyncio.to_thread(self._cache.get, requests)
             missing = {key: request for key, request in requests.items() if key not in found}

@@ -21,9 +21,6 @@ from langchain_rcr.chains.answers import cut
 from langchain_rcr.families.pooled import undisturbed
 from rcr_trainer.errors import ConfigError
 
-_HASHED = 256 * 2**20
-"""Files up to this many bytes are hashed to identify a model; larger ones are identified by size and time."""
-
 
 class LocalLM(BaseLLM):
     """Greedy, batched decoding with a model folder that `AutoModelForCausalLM` opens.
@@ -81,7 +78,8 @@ class LocalLM(BaseLLM):
         for path in sorted(path for path in folder.iterdir() if path.is_file() and path.suffix not in (".md", ".txt")):
             status = path.stat()
             found.update(f"{path.name} {status.st_size} ".encode())
-            found.update(path.read_bytes() if status.st_size <= _HASHED else str(status.st_mtime_ns).encode())
+            # Of larger files, size and time have to do.
+            found.update(path.read_bytes() if status.st_size <= 256 << 20 else str(status.st_mtime_ns).encode())
         return {"weights": found.hexdigest(), "dtype": str(self._model.dtype)}
 
     def _generate(

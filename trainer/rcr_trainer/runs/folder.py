@@ -152,8 +152,12 @@ class Run:
         path = Path(path)
         inside = path.name == "checkpoint" and not (path / "run.json").exists()
         folder = path.parent if inside else path
-        if not trust:
-            _refuse_links(folder)
+        for entry in () if trust else folder.rglob("*"):
+            # Reading would show its target, writing results would replace it.
+            if entry.is_symlink() and not Path(os.path.realpath(entry)).is_relative_to(folder.resolve()):
+                raise CheckpointError(
+                    f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
+                )
         if not (folder / "run.json").is_file():
             reason = f"neither a run folder nor its checkpoint: there is no {folder / 'run.json'}"
             raise CheckpointError(f"{path} is {reason if folder.is_dir() else 'not a run: no such folder'}")
@@ -332,15 +336,6 @@ def names_in(folder: Path) -> set[str]:
 def in_short(changed: Sequence[str]) -> str:
     """The first two differences, and how many more there are."""
     return ", ".join(changed[:2]) + (f" and {len(changed) - 2} more" if len(changed) > 2 else "")
-
-
-def _refuse_links(folder: Path) -> None:
-    """Refuse links that lead outside: reading would show their target, writing results would replace it."""
-    for entry in folder.rglob("*"):
-        if entry.is_symlink() and not Path(os.path.realpath(entry)).is_relative_to(folder.resolve()):
-            raise CheckpointError(
-                f"{entry} is a link to a place outside of the run: --trust allows that in a run of your own"
-            )
 
 
 def _remove(entry: Path) -> None:

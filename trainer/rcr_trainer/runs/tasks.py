@@ -28,9 +28,6 @@ from rcr_trainer.settings import DataSettings, Settings
 
 logger = logging.getLogger(__name__)
 
-_MOST_DEV = 200
-"""Most development queries by default: 200 give coverage to within a point or two."""
-
 LANGUAGE = "program_language"
 """The key in split.json for the language that programs are read in, which may differ from the settings'."""
 
@@ -85,7 +82,7 @@ def divide(config: Settings, split: Split) -> Task:
     spec = ProgramSpec(**program | {"language": split.meta.get(LANGUAGE, program["language"])})
     size = config.data.dev_size
     if size is None:
-        size = min(_MOST_DEV, len(split.train) // 5)
+        size = min(200, len(split.train) // 5)  # 200 give coverage to within a point or two
     pool, dev, queries = split.train, split.dev, split.train
     if not split.dev and size:
         dev, queries = _drawn(split.train, size, config.seed, "data.dev_size")
