@@ -164,14 +164,16 @@ class Guard:
 
 
 def _reward(job: Job, environment: Environment) -> Reward:
-    reward, likelihood = environment.reward, make_reward("likelihood", job.spec)
-    if reward.name != "correctness":
+    reward, llm = environment.reward, environment.llm
+    if reward.name != "correctness" or llm is None:
         return reward
+    query = environment.queries[0]
+    text = str(llm.prompt.request([], query.source, query.fields))
     try:
-        environment.score(environment.queries[:1], np.empty((1, 0), dtype=np.int64), likelihood)
+        llm.log_likelihoods([text], [llm.prompt.continuation(query.target)])
     except (ConfigError, UnscoredError):
         return reward
-    return likelihood
+    return make_reward("likelihood", job.spec)
 
 
 def race(
