@@ -87,7 +87,7 @@ def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
     """
     columns, distinct = list(zip(*rows, strict=True)), sorted(set().union(*rows))
     numbers = {text: number for number, text in enumerate(distinct)}
-    values = np.array([[numbers[text] for text in row] for row in rows])
+    values = np.array([[numbers[text] for text in row] for row in rows], dtype=np.int64)
     colours, kinds = _ranks(np.sort(values.T)), 0
     while kinds <= colours.max():
         kinds = colours.max() + 1
@@ -103,7 +103,7 @@ def _ranks(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """A number for each row of (N, M), the same for equal rows; independent of their order."""
     keys = [row.tobytes() for row in rows]
     numbers = {key: number for number, key in enumerate(sorted({*keys}))}
-    return np.array([numbers[key] for key in keys])
+    return np.array([numbers[key] for key in keys], dtype=np.int64)
 
 
 def _joined(texts: Sequence[str]) -> str:

@@ -262,6 +262,7 @@ class PostgreSQL:
             if not connection.closed:
                 with socket.fromfd(connection.fileno(), socket.AF_INET, socket.SOCK_STREAM) as same, suppress(OSError):
                     connection.close()
+                    same.shutdown(socket.SHUT_WR)  # as closing does where there is no other handle
                     same.settimeout(0.1 * self._timeout)
                     while same.recv(1 << 12):
                         pass
