@@ -85,7 +85,7 @@ def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
     Columns are told apart by their values, and columns with equal values by the rows that these are in (colour
     refinement, Weisfeiler and Leman, 1968), so that no permutations need be tried.
     """
-    columns, distinct = list(zip(*rows, strict=True)), sorted(set().union(*rows))
+    distinct = sorted(set().union(*rows))
     numbers = {text: number for number, text in enumerate(distinct)}
     values = np.array([[numbers[text] for text in row] for row in rows], dtype=np.int64)
     colours, kinds = _ranks(np.sort(values.T)), 0
@@ -93,10 +93,10 @@ def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:
         kinds = colours.max() + 1
         # A row's values with the kinds of their columns, independent of the order of rows and columns.
         coloured = np.sort(values * kinds + colours)
-        if kinds < len(columns):
+        if kinds < len(colours):
             colours = _ranks(np.sort(values.T + len(distinct) * _ranks(coloured)))
-    texts = [_digest(distinct), *sorted(row.tobytes().hex() for row in coloured)]
-    return _digest(sorted(map(_digest, columns))), _digest(texts)
+    columns, lines = (sorted(part.tobytes().hex() for part in parts) for parts in (values.T, coloured))
+    return _digest([_digest(distinct), *columns]), _digest([_digest(distinct), *lines])
 
 
 def _ranks(rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -106,9 +106,6 @@ def _ranks(rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array([numbers[key] for key in keys], dtype=np.int64)
 
 
-def _joined(texts: Sequence[str]) -> str:
-    return "".join(f"{len(text)}:{text}" for text in texts)
-
-
 def _digest(texts: Sequence[str]) -> str:
-    return sha256(_joined(texts).encode("utf-8", "surrogatepass")).hexdigest()
+    joined = "".join(f"{len(text)}:{text}" for text in texts)
+    return sha256(joined.encode("utf-8", "surrogatepass")).hexdigest()
