@@ -144,6 +144,7 @@ def test_keys_that_nobody_can_guess_are_asked_for(tmp_path):
     ("program", "language"),
     [
         ("SELECT a FROM b WHERE c = 3", "sql"),
+        ("SELECT TOP 3 [a b] FROM [dbo].[c d]", "sql:tsql"),
         ("count ( river ( loc ( 'x' ) ) )", "functional"),
         ("(lambda $0 e (state:t $0))", "sexpr"),
         ('{"tool": "find", "n": 3}', "json"),

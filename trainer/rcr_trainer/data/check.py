@@ -104,10 +104,11 @@ def guess_language(programs: Sequence[str]) -> tuple[str, str]:
     programs, say nothing of their language.
     """
     sample = programs[:: max(1, len(programs) // _SAMPLE)]
-    languages = [name for name in LANGUAGES if name != TOKENS]
+    languages = [*(name for name in LANGUAGES if name != TOKENS), "sql:tsql"]  # plain sql reads [name] as a list
     read = {name: [(text, tree) for text in sample if (tree := parse(text, name)) is not None] for name in languages}
-    best, *others = sorted(languages, key=lambda name: -len(read[name]))
-    told = "".join(f", {len(read[name])} as {name}" for name in others if read[name])
+    # A dialect must read twice as many, as most read a few that others don't.
+    best, *others = sorted(languages, key=lambda name: -len(read[name]) / (2 if ":" in name else 1))
+    told = "".join(f", {len(read[name])} as {name}" for name in others if read[name] and not name.startswith(best))
     words = sum(tree == chain(text.split()) for text, tree in read[best])
     merely = f" ({words} as mere words)" if words else ""
     said = f"{len(read[best])} of {len(sample)} programs parse as {best}{merely}{told}"
