@@ -37,7 +37,26 @@ SETS = ProgramSpec("set", anonymize=False, max_size=1)
 """How sets of tools are read: each tool is a structure."""
 
 
-class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
+class _ChangedRequests(AgentMiddleware[Any, Any, Any]):
+    """Middleware that changes what a model is asked."""
+
+    def wrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
+    ) -> ModelCallResult[Any]:
+        """Call the model with the changed request."""
+        return handler(InThisThread().run(self._changed(request, is_async=False)))
+
+    async def awrap_model_call(
+        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
+    ) -> ModelCallResult[Any]:
+        """`wrap_model_call`, awaited."""
+        return await handler(await self._changed(request, is_async=True))
+
+    async def _changed(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
+        raise NotImplementedError
+
+
+class FewShotMiddleware(_ChangedRequests):
     """Shows an agent's model picked examples: `create_agent(model, tools, middleware=[FewShotMiddleware(retriever)])`.
 
     Each model call sees the picks as messages between the system message and the conversation. They enter no state,
@@ -77,23 +96,11 @@ class FewShotMiddleware(AgentMiddleware[Any, Any, Any]):
         self.variables = variables or self._last_question
         self.result_key = result_key
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelCallResult[Any]:
-        """Call the model with the picks before the conversation."""
-        return handler(InThisThread().run(self._with_examples(request, is_async=False)))
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelCallResult[Any]:
-        """`wrap_model_call`, awaited."""
-        return await handler(await self._with_examples(request, is_async=True))
-
     def _last_question(self, request: ModelRequest[Any]) -> dict[str, str]:
         question = last_question(request)
         return {self.keys.query: question} if question else {}
 
-    async def _with_examples(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
+    async def _changed(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
         asked = self.variables(request) or {}
         if not isinstance(asked, Mapping):
             raise InputError(f"variables must give a mapping of names to values, not {type(asked).__name__}")
@@ -139,7 +146,7 @@ def last_question(request: ModelRequest[Any]) -> str:
     return next((each.text.strip() for each in reversed(request.messages) if isinstance(each, HumanMessage)), "")
 
 
-class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
+class ComposedToolSelector(_ChangedRequests):
     """Shows an agent's model the tools that its request needs together, picked one after the other.
 
     The policy is that of `SequentialCompositionalRetriever`, over a pool of tools. A tool is a structure; what a
@@ -227,19 +234,7 @@ class ComposedToolSelector(AgentMiddleware[Any, Any, Any]):
         """`retrieve_tools`, awaited."""
         return _names(await self.retriever.ainvoke(query))
 
-    def wrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], ModelResponse[Any]]
-    ) -> ModelCallResult[Any]:
-        """Call the model with the tools that the request needs, and those that aren't in the pool."""
-        return handler(InThisThread().run(self._with_tools(request, is_async=False)))
-
-    async def awrap_model_call(
-        self, request: ModelRequest[Any], handler: Callable[[ModelRequest[Any]], Awaitable[ModelResponse[Any]]]
-    ) -> ModelCallResult[Any]:
-        """`wrap_model_call`, awaited."""
-        return await handler(await self._with_tools(request, is_async=True))
-
-    async def _with_tools(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
+    async def _changed(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
         """The request without the pool's tools that weren't picked, in its order: same picks make the same prompt."""
         query, look_up = self.question(request), self.retriever.store.index.known
         names = sorted({tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include)
