@@ -48,7 +48,6 @@ from rcr_trainer.runs.tasks import (
     open_language_model,
     say_data,
 )
-from rcr_trainer.runs.threads import set_threads
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.processes import Processes, join
@@ -71,7 +70,7 @@ def run(
     Processes launched together (`torchrun`) train together. Only the first writes and reports; the others return after
     the last training stage.
     """
-    set_threads(config.threads)
+    config.limit_threads()
     wanted = _wanted(config, until)
     with ExitStack() as holding:
         with join(config.device) as processes:

@@ -22,7 +22,6 @@ import langchain_rcr
 from langchain_rcr.errors import MissingExtraError, RCRError
 from rcr_trainer.cli.console import PROG, USUAL, Parser, add_settings, command, flags, logged, number, say, show
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs.threads import set_threads
 
 EXTRA = ("langchain_openai", "matplotlib", "openai", "rank_bm25", "scipy", "torch", "transformers", "yaml")
 """The packages of the extra `train`, by import name."""
@@ -107,7 +106,7 @@ def _run(given: argparse.Namespace) -> None:
     from rcr_trainer.runs.layers import load_config
 
     config = load_config(given.config, flags(given))
-    set_threads(config.threads)
+    config.limit_threads()
     from rcr_trainer import pipeline
     from rcr_trainer.evaluation.budget import plan
 
@@ -144,7 +143,7 @@ def _evaluate(given: argparse.Namespace) -> None:
     from rcr_trainer.runs.folder import Run, hold
 
     run = Run.open(given.run, flags=flags(given), trust=given.trust)
-    set_threads(run.config.threads)
+    run.config.limit_threads()
     from rcr_trainer.evaluation.stage import evaluation_stage
 
     with logged(), hold(run.path), run.stage("evaluation"):
