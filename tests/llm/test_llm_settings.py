@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -106,7 +107,9 @@ def test_openais_own_chat_gets_max_completion_tokens(monkeypatch: pytest.MonkeyP
 def test_a_timeout_is_always_set_and_the_clients_own_retries_are_off() -> None:
     for kind in ("completion", "chat"):
         _, model = backend(kind=kind, timeout=9)
-        client = getattr(model, "root_async_client", None) or model.async_client._completions._client
+        client = getattr(model, "root_async_client", None)
+        if client is None:
+            client = inspect.getclosurevars(model.async_client.create).nonlocals["completions"]._client
         assert (client.max_retries, client.timeout.read, model.cache) == (0, 9, False)
     assert LLMSettings(model="m").timeout == 60
 
