@@ -32,14 +32,16 @@ WITH tables AS (
     WHERE relkind IN ('r', 'p', 'v', 'm', 'f') AND NOT relispartition
         AND relnamespace = to_regnamespace(quote_ident(current_schema())) AND has_any_column_privilege(oid, 'SELECT')
 )
-SELECT name, 'CREATE TABLE ' || name || ' (' || string_agg(line, ', ' ORDER BY is_key, number) || ')' FROM (
-SELECT name, 0, attnum, quote_ident(attname) || ' ' || format_type(atttypid, atttypmod)
+SELECT '(SELECT ' || string_agg(own, ', ' ORDER BY number) || ' FROM ' || name || ') AS readable',
+    'CREATE TABLE ' || name || ' (' || string_agg(line, ', ' ORDER BY is_key, number) || ')' FROM (
+SELECT name, 0, attnum, quote_ident(attname) || ' ' || format_type(atttypid, atttypmod), quote_ident(attname)
 FROM tables JOIN pg_attribute ON attrelid = oid
 WHERE attnum > 0 AND NOT attisdropped AND has_column_privilege(oid, attnum, 'SELECT')
 UNION ALL
-SELECT name, 1, row_number() OVER (PARTITION BY conrelid ORDER BY contype DESC, conname), pg_get_constraintdef(k.oid)
+SELECT name, 1, row_number() OVER (PARTITION BY conrelid ORDER BY contype DESC, conname), pg_get_constraintdef(k.oid),
+    NULL
 FROM tables JOIN pg_constraint k ON conrelid = tables.oid WHERE contype IN ('p', 'f')
-) AS lines (name, is_key, number, line) GROUP BY name ORDER BY name
+) AS lines (name, is_key, number, line, own) GROUP BY name ORDER BY name
 """
 
 

@@ -201,10 +201,12 @@ def test_the_role_of_the_docs_reads_and_no_more(postgres_url: str) -> None:
                 database.execute(statements)
                 database.execute("CREATE TABLE salary (id int PRIMARY KEY)")
                 database.execute("CREATE TABLE writer (id int PRIMARY KEY, name text, salary int)")
+                database.execute("INSERT INTO writer VALUES (1, 'Ann', 2)")
                 database.execute("GRANT SELECT (name) ON writer TO asker")
             asker = make_conninfo(shop, user="asker", password="change me")
             shown = ["CREATE TABLE book (title text);", "CREATE TABLE writer (name text, PRIMARY KEY (id));"]
             assert schema_text(asker).splitlines() == shown
+            assert schema_text(asker, samples=1).splitlines() == [*shown, "-- values: 'Ann'"]
             with open_database(asker, max_processes=1) as run:
                 assert run("SELECT count(*), lower('A') FROM book") == [(0, "a")]
                 for harm in (
