@@ -126,7 +126,8 @@ class SparseRows:
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products (B, N) of states (B, D) with all rows."""
         if (len(states) == 1 and len(self.values) < _SMALL) or self._csr is None:
-            return np.stack([self._alone(state) for state in states])
+            alone = [self._alone(state) for state in states]
+            return alone[0][None] if len(alone) == 1 else np.stack(alone)  # without a copy, the usual case
         scores: FloatArray = (self._csr @ states.T).T
         return np.ascontiguousarray(scores)
 

@@ -79,14 +79,18 @@ class Picks:
 class _Beams:
     """The sequences still growing: R of equal length, grouped by query, best first."""
 
-    def __init__(self, state: State[Any], exclude: IntArray) -> None:
+    def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
         count, self._first = exclude.shape
-        self.state, self.query = state, np.arange(count)
-        self.exclude = exclude
+        self.state, self.query, self.length = state, np.arange(count), 0
+        self._keys = np.concatenate((exclude, np.full((count, k), -1, dtype=np.int64)), axis=1)
+        self.logits = np.full((count, k), -np.inf, dtype=np.float32)
+        self.log_probs = np.full((count, k), np.nan)
+        """(R, k) log π of the picks; NaN if not needed, and for later ones."""
+
+    @property
+    def exclude(self) -> IntArray:
         """(R, E + length) what may not be picked next: what was excluded from the start, then the picks."""
-        self.logits = np.empty((count, 0), dtype=np.float32)
-        self.log_probs = np.empty((count, 0))
-        """(R, length) log π of the picks; NaN if not needed."""
+        return self._keys[:, : self._first + self.length]
 
     @property
     def keys(self) -> IntArray:
@@ -95,20 +99,20 @@ class _Beams:
 
     def keep(self, at: IntArray) -> None:
         """Go on with some of the sequences (M,)."""
-        self.query, self.state, self.exclude = self.query[at], self.state.take(at), self.exclude[at]
+        self.query, self.state, self._keys = self.query[at], self.state.take(at), self._keys[at]
         self.logits, self.log_probs = self.logits[at], self.log_probs[at]
 
     def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64]) -> None:
         """Add a pick to each (R,)."""
-        self.exclude = np.concatenate((self.exclude, keys[:, None]), axis=1)
-        self.logits = np.concatenate((self.logits, logits[:, None]), axis=1)
-        self.log_probs = np.concatenate((self.log_probs, log_probs[:, None]), axis=1)
+        self._keys[:, self._first + self.length], self.logits[:, self.length] = keys, logits
+        self.log_probs[:, self.length] = log_probs
+        self.length += 1
 
     def end(self, queries: IntArray, picks: Picks) -> None:
         """Record the best sequence of each of these queries."""
-        at, length = np.searchsorted(self.query, queries), self.logits.shape[1]
-        picks.positions[queries, :length], picks.logits[queries, :length] = self.keys[at], self.logits[at]
-        picks.probabilities[queries, :length] = np.exp(self.log_probs[at])
+        at = np.searchsorted(self.query, queries)
+        picks.positions[queries], picks.logits[queries] = self._keys[at, self._first :], self.logits[at]
+        picks.probabilities[queries] = np.exp(self.log_probs[at])
 
 
 def greedy(
@@ -158,7 +162,7 @@ async def select(
     count = len(queries)
     picks = Picks.none(count, options.k)
     exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
-    beams = _Beams(state.start(queries), exclude)
+    beams = _Beams(state.start(queries), options.k, exclude)
     width, tau = options.beam_width, options.tau if options.scored else None
     constrained = options.different_programs or options.fits is not None
     hits: Hits | None = None
@@ -271,7 +275,7 @@ def _best(
 ) -> tuple[IntArray, IntArray]:
     """The most probable sequences (M,) of each query after one more hit (M,); one for each set of picks."""
     at, of = np.nonzero(grows)
-    scores = beams.log_probs.sum(axis=1)[at] + log_probs[at, of]
+    scores = beams.log_probs[:, : beams.length].sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)
     best = list[int]()
     for n in np.lexsort((-scores, beams.query[at])).tolist():
