@@ -53,7 +53,7 @@ def run(selectors, program_of, queries=QUERIES, *, limit=None, given=MappingProx
 def both(selectors, program_of, queries=QUERIES, limit=None, given=MappingProxyType({})):
     def answers(prompts):
         return [
-            Answer(program, program=program, prompt_tokens=len(prompt))
+            program if isinstance(program, Answer) else Answer(program, program=program, prompt_tokens=len(prompt))
             for prompt, program in zip(prompts, program_of(prompts), strict=False)  # one test answers too few
         ]
 
@@ -226,6 +226,19 @@ def test_a_selector_whose_prompts_are_too_long_has_no_answers_and_the_others_hav
     assert report.answers.missing == "too long"
     said = [f"no exact match for {name}: too long" for name in ("random", "mmr")]
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == said
+
+
+def test_a_selector_is_left_out_if_most_of_its_prompts_are_too_long():
+    few = {"rcr": always(0, 1, 2), "random": always(5, 1, 2)}
+    for long, figures in ((["x0", "x1"], [25, 25]), (["x0", "x1", "x2"], [25, None])):
+
+        def answer(prompts, long=long):
+            ask = [("q5" in prompt and any(each in prompt for each in long)) for prompt in prompts]
+            return [Answer(None, "too_long") if each else "e" for each in ask]
+
+        report = run(few, answer)
+        assert [scores.exact_match for scores in report.selectors.values()] == figures
+    assert report.answers.missing == "3 of 4 prompts are longer than the model reads"
 
 
 def test_a_model_that_cannot_be_asked_is_an_error():

@@ -16,7 +16,7 @@ from openai_server import OpenAIServer, Request, each, prompts_of
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.client import LONGEST_BODY
-from rcr_trainer.llm.faults import AccessError, LLMError, RequestError
+from rcr_trainer.llm.faults import AccessError, LLMError, RequestError, TooLongError
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -199,7 +199,6 @@ def test_a_server_that_wants_an_hour_stops_the_run() -> None:
         ("401", AccessError, "llm.api_key_env"),
         ("403", AccessError, "may not use"),
         ("404", AccessError, "llm.model"),
-        ("context", RequestError, "fewer or shorter"),
         ("400", RequestError, "status 400"),
     ],
 )
@@ -215,6 +214,26 @@ def test_hopeless_errors_stop_at_once(kind: str, fault: str, error: type[LLMErro
         done = list(server.paid)
         llm.generate(done)
         assert server.paid == done
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_prompt_too_long_for_the_server_has_no_answer(kind: str, tmp_path: Path, caplog) -> None:
+    with OpenAIServer(program) as server, model(server, kind, tmp_path / "a.sqlite", budget_calls=3) as llm:
+        server.fault_of = lambda request: "context" if request.prompt == prompts_of(3)[1] else None
+        answers = llm.generate(prompts_of(3))
+        assert [(answer.text, answer.reason) for answer in answers] == [
+            ("f ( 0 )", ""),
+            (None, "too_long"),
+            ("f ( 2 )", ""),
+        ]
+        assert [record.message for record in caplog.records if "like that have no answer" in record.message] != []
+        for _ in range(2):
+            with pytest.raises(TooLongError, match="fewer or shorter examples"):
+                llm.generate(prompts_of(3)[1:2])
+        assert llm.spent.calls == 2
+        server.fault_of = None  # started again with a larger context
+        assert texts(llm.generate(prompts_of(3))) == expected(3)
+        assert llm.spent.calls == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from openai_server import OpenAIServer
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.llm.faults import AccessError, LLMError, UnscoredError
+from rcr_trainer.llm.faults import AccessError, LLMError, TooLongError, UnscoredError
 from rcr_trainer.llm.model import LanguageModel, open_llm
 from rcr_trainer.llm.settings import LLMSettings
 
@@ -46,6 +46,14 @@ def test_a_server_that_cannot_score_costs_one_text_for_each_way(
         with pytest.raises(UnscoredError, match=message):  # known from now on
             llm.log_likelihoods(["d"], [" b\n"])
         assert len(server.requests) == calls
+
+
+def test_a_text_that_is_too_long_for_the_server_is_impossible() -> None:
+    with OpenAIServer(echo=lambda text: told(text, [" b", "\n"])) as server, model(server, "completion") as llm:
+        server.fault_of = lambda request: "context" if request.prompt.startswith("long") else None
+        assert llm.log_likelihoods(["a", "long", "c"], [" b\n"] * 3) == [-2.0, -math.inf, -2.0]
+        with pytest.raises(TooLongError, match="fewer or shorter examples"):
+            llm.log_likelihoods(["long", "long too"], [" b\n"] * 2)
 
 
 def test_a_server_that_refuses_to_score_is_one_that_cannot() -> None:

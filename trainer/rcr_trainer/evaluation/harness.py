@@ -223,7 +223,7 @@ def answer(
     """Ask a language model with the picks of all selectors, and put its answers into report and picks.
 
     Each prompt is asked once, one selector after the other, so that the first ones are complete when a budget is spent.
-    A selector with prompts too long for the model is left out.
+    A selector most of whose prompts are too long for the model is left out.
 
     Prompts show the first pick, the most similar, last, unless `orders` says otherwise for a selector. `queries` is how
     many queries are asked, evenly spaced (None: all). `execution` scores answers by their results, if there is a
@@ -245,6 +245,9 @@ def answer(
         wanted = [own for own in dict.fromkeys(prompts) if own not in given]
         try:
             given |= zip(wanted, llm.generate(wanted) if wanted else (), strict=True)
+            long = [given[own].reason for own in prompts].count("too_long")
+            if 2 * long > len(prompts):
+                raise TooLongError(f"{long} of {len(prompts)} prompts are longer than the model reads")
         except (BudgetExceeded, TooLongError) as error:
             reasons[str(error)] = None
             unpaid = isinstance(error, BudgetExceeded)

@@ -47,8 +47,7 @@ class Answer:
     Attributes:
         text: what the model wrote; None if nothing.
         reason: why `text` isn't a whole answer: "empty", "refused", "truncated" (it reached the length limit),
-            "tool_call" (and nothing else), "malformed" (the response was no answer) or "too_long" (the prompt was, for
-            a local model).
+            "tool_call" (and nothing else), "malformed" (the response was no answer) or "too_long" (the prompt was).
         prompt_tokens, completion_tokens: read and written, as the server reports them, else counted.
         cached: whether it was on disk before this call.
         program: the program in the text; None if there is none. Not stored, but parsed each time.

@@ -49,6 +49,7 @@ class Calls:
         self._malformed, self._well_formed = 0, False
         self._said_waiting = False
         self._doubtful: dict[bytes, Answer] = {}  # malformed; kept once the server is seen to answer other prompts
+        self.too_long: Exception | None = None  # how the server last refused a prompt that is longer than it reads
         # Not the global generator: its state belongs to the training run.
         self._jitter = random.Random()  # noqa: S311
 
@@ -129,6 +130,12 @@ class Calls:
             malformed += outcome.reason == "malformed"
             if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
                 return await self._give_up(requests, outcome)
+            if outcome.reason == "too_long":
+                # Not kept: the server may be started again with a larger context.
+                if self.too_long is None:
+                    logger.warning("%s: prompts like that have no answer", outcome.error)
+                self.too_long = outcome.error
+                return {key: _too_long(request) for key, request in requests.items()}
             if outcome.kind == "stop":
                 raise outcome.error
             # A rate limit is no fault of this prompt as long as others are answered.
@@ -246,3 +253,7 @@ class Calls:
         told = "%s: %s in attempt %d, next in %.1f s"
         logger.info(told, self._client.name, fault.reason, attempt, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
+
+
+def _too_long(request: Request) -> Answer:
+    return Answer("-inf" if isinstance(request, Scored) else None, "too_long")

@@ -89,7 +89,8 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         Raises:
             BudgetExceeded: the next call could exceed the budget.
             AccessError: wrong key, quota or model name: calling again can't help.
-            TooLongError: a prompt is too long for the server, or over half of the first ones are for a local model.
+            TooLongError: all prompts are too long for the server, or over half of the first ones for a local model.
+                Otherwise one that is too long has no answer.
             LLMError: no attempt gave an answer, or over half of the first answers hold no program that parses.
             DataError: the cache can't be written.
         """
@@ -102,6 +103,8 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; scores are kept, counted and paid for as answers are. Raises as `generate`.
+
+        A text that is too long for the model has −∞.
 
         The first text for a server goes alone: if the server can't score, that costs only a call for each of `WAYS`.
         Then, or if a response has no usable probabilities, an `UnscoredError` is raised.
@@ -216,6 +219,8 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
             shown.update(len(found))
             if missing := {key: request for key, request in distinct.items() if key not in found}:
                 found |= background().run(self._calls.answers(missing, shown.update))
+        if self._calls.too_long is not None and all(answer.reason == "too_long" for answer in found.values()):
+            raise self._calls.too_long
         self.stats.cached += sum(found[key].cached for key in keys)
         return [found[key] for key in keys]
 
