@@ -108,6 +108,18 @@ def test_a_missing_database_is_named_before_anything_is_trained_or_asked(here, c
     assert said.endswith("/b.sqlite can't be read: no such file\n")
 
 
+def test_a_database_is_needed_only_where_answers_run(here, capsys):
+    for part, tenant in (("train", "b"), ("test", "a")):
+        rows = [{"source": f"how many {n}", "target": f"SELECT {n}", "tenant": tenant} for n in range(20)]
+        (here / f"{part}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    (here / "a.sqlite").touch()
+    flags = ["--data.task=files", "--data.train=train.jsonl", "--data.test=test.jsonl", "--program.language=sql"]
+    flags += ["--sft.exclude_own_program=false", "--reward.database={tenant}.sqlite"]
+    with OpenAIServer(lambda prompt: "SELECT 1") as server:
+        assert cli.main(["run", "demo.yaml", *flags, *asks(server)]) == 0
+    assert report().selectors["rcr"].execution == 100 / 20
+
+
 def test_rows_decide_whatever_exact_match_says_and_asking_without_examples_is_a_row(here, capsys):
     """Shown examples, it writes the right SQL in another way; without, it has the gold SQL of every other question."""
     with closing(sqlite3.connect(here / "books.sqlite")) as database, database:

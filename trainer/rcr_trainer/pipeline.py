@@ -189,14 +189,17 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         asks = asks or reward.needs_llm
     if asks:
         place = config.reward.database
-        databases = Databases(place) if place is not None and are_many(place) else None
-        for query in (*task.queries, *task.reinforced, *task.dev, *task.test):
-            try:
+        rewarded = [*task.reinforced, *task.dev] if config.grpo.enabled and "execution" in config.reward.names else []
+        answered = task.held_out(config.evaluation.split) if config.evaluation.asks(config.llm) else []
+        try:
+            for query in (*task.queries, *task.reinforced, *task.dev, *task.test):
                 config.prompt.request([], query.source, query.fields)
-                if databases is not None:
+            if place is not None and are_many(place):
+                databases = Databases(place)
+                for query in (*rewarded, *answered):
                     databases.path(query.fields)
-            except InputError as error:
-                raise DataError(f"question {query.id!r}: {error}") from None
+        except InputError as error:
+            raise DataError(f"question {query.id!r}: {error}") from None
         open_language_model(config, task, keep=False).close()
     return split, task
 

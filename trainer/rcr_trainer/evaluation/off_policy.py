@@ -50,8 +50,10 @@ def walk(
     for step, chosen in enumerate(picks.T):
         logits = product(current.vector(), pool.candidate)
         logits[barred] = -np.inf
-        beyond = logits < np.partition(logits, -count, axis=1)[:, -count, None]
-        tied = np.flatnonzero((~beyond).sum(axis=1) > count)  # at the cut: of equal ones, the first count as best
+        least = np.partition(logits, -count, axis=1)[:, -count]
+        beyond = logits < least[:, None]
+        # At the cut, of equal ones, the first count as best; those that are barred needn't be ranked.
+        tied = np.flatnonzero(np.isfinite(least) & ((~beyond).sum(axis=1) > count))
         beyond[tied] = True
         beyond[tied[:, None], top_k(logits[tied], count)] = False
         logits[beyond] = -np.inf
