@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from operator import attrgetter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from uuid import UUID
 
+from langchain_core.callbacks import BaseCallbackHandler
 from langchain_core.documents import Document
 from langchain_core.runnables import Runnable
-from langchain_core.tracers.base import BaseTracer
-from langchain_core.tracers.schemas import Run
 
 from langchain_rcr.chains.few_shot import innermost
 from langchain_rcr.errors import InputError
@@ -21,7 +19,7 @@ _ASKED = 100
 """Runs per request for feedback: their ids are part of the URL."""
 
 
-class OutcomeRecorder(BaseTracer):
+class OutcomeRecorder(BaseCallbackHandler):
     """Writes what each run of a chain picked, and what came of it, to the retriever's `log`.
 
     For `chain.invoke(question, {"callbacks": [recorder]})`, with any chain or tool that contains the retriever. A
@@ -38,8 +36,6 @@ class OutcomeRecorder(BaseTracer):
         InputError: the retriever isn't ours, or has no log.
     """
 
-    ignore_llm = ignore_chat_model = True  # a model's runs contain no others
-
     def __init__(
         self, retriever: Runnable[str, list[Document]], outcome: Callable[[Any], float | None] | None = None
     ) -> None:
@@ -47,41 +43,79 @@ class OutcomeRecorder(BaseTracer):
         ours = innermost(retriever)
         if not isinstance(ours, SequentialCompositionalRetriever) or ours.log is None:
             raise InputError('a recorder needs a retriever of ours with a log: log=OutcomeLog("outcomes.jsonl")')
-        super().__init__()
         self._retriever, self._outcome = ours, outcome
+        self._root: dict[UUID, UUID] = {}
+        """Run → its outermost run, while that is ongoing."""
+        self._asked: dict[UUID, tuple[str, float]] = {}
+        """A retriever's run → its question, and its `explore`."""
+        self._picked: dict[UUID, dict[str, tuple[Sequence[Document], float]]] = {}
+        """Outermost run → its questions, each with its picks and the `explore` that drew them."""
+        self._waiting = set[UUID]()
+        """Outermost runs that wait for a human."""
 
-    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> Run:
-        """A run has its output: any object, kept as a tool's is."""
-        return super().on_chain_end({"output": outputs}, run_id=run_id, **kwargs)
+    def on_chain_start(  # type: ignore[override]  # a tool's run gets `inputs` by name as well
+        self, serialized: Any, given: Any, /, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any
+    ) -> None:
+        """A run begins."""
+        self._root[run_id] = run_id if parent_run_id is None else self._root.get(parent_run_id, run_id)
 
-    def _persist_run(self, run: Run) -> None:
-        """Nothing: `_on_run_update` records, after LangChain has forgotten the run."""
-
-    def _on_run_update(self, run: Run) -> None:
-        """Record what an outermost run picked, if it succeeded."""
-        if run.parent_run_id is not None:
+    def on_chain_end(self, outputs: Any, *, run_id: UUID, **kwargs: Any) -> None:
+        """A run has its output."""
+        if self._root.get(run_id) != run_id:
             return
-        runs, is_cancelled = [run], (run.error or "").startswith("CancelledError(")
-        for each in runs:
-            runs += each.child_runs
-            self.order_map.pop(each.id, None)  # which LangChain keeps
-            if is_cancelled:  # and it doesn't say so of retrievers and tools
-                self.run_map.pop(str(each.id), None)
-        if run.error is not None:
-            return
-        policy, picked, outcome = self._retriever.store.fingerprint, dict[str, Run](), None
-        for each in sorted(runs, key=attrgetter("start_time")):
-            if each.run_type == "retriever" and each.outputs and each.metadata.get("ls_embedding_model") == policy:
-                picked[each.inputs["query"]] = each
-        # LangGraph's, which is no dependency.
-        waits = any((each.error or "").startswith("GraphInterrupt(") for each in runs)
+        outcome = None
         try:
-            if self._outcome is not None and not waits and run.run_type != "retriever":
-                outcome = checked_outcome(self._outcome((run.outputs or {})["output"]))
+            if self._outcome is not None and run_id not in self._waiting:
+                outcome = checked_outcome(self._outcome(outputs))
         finally:  # Record the picks even so: their outcome can come later, by the run.
-            for question, each in picked.items():
-                picker = self._retriever.model_copy(update={"explore": each.metadata["explore"]})
-                picker.record(question, (each.outputs or {})["documents"], outcome, run=str(run.id))
+            self._write(run_id, outcome)
+
+    def on_chain_error(self, error: BaseException, *, run_id: UUID, **kwargs: Any) -> None:
+        """A run has failed, or part of an agent's run waits for a human."""
+        root = self._root.get(run_id)
+        if root == run_id:
+            self._forget(run_id)
+        elif root is not None and type(error).__name__ == "GraphInterrupt":  # LangGraph's, which is no dependency
+            self._waiting.add(root)
+
+    def on_retriever_start(
+        self, serialized: Any, query: str, *, metadata: Mapping[str, Any] | None = None, run_id: UUID, **kwargs: Any
+    ) -> None:
+        """A question is asked."""
+        about = metadata or {}
+        if about.get("ls_embedding_model") == self._retriever.store.fingerprint:
+            self.on_chain_start(serialized, query, run_id=run_id, **kwargs)
+            self._asked[run_id] = query, about["explore"]
+
+    def on_retriever_end(self, documents: Sequence[Document], *, run_id: UUID, **kwargs: Any) -> None:
+        """A question has its picks."""
+        if run_id not in self._asked:  # another retriever's
+            return
+        root, (question, explore) = self._root[run_id], self._asked.pop(run_id)
+        self._picked.setdefault(root, {})[question] = documents, explore
+        if root == run_id:  # a retriever without a chain
+            self._write(root, None)
+
+    on_tool_start = on_chain_start  # type: ignore[assignment]  # a tool may contain the retriever
+    on_tool_end = on_chain_end  # type: ignore[assignment]  # passed by position
+    on_tool_error = on_retriever_error = on_chain_error
+
+    def _write(self, root: UUID, outcome: float | None) -> None:
+        for question, (documents, explore) in self._forget(root).items():
+            picker = self._retriever.model_copy(update={"explore": explore})
+            picker.record(question, documents, outcome, run=str(root))
+
+    def _forget(self, root: UUID) -> dict[str, tuple[Sequence[Document], float]]:
+        """Forget an outermost run and all within it: LangChain doesn't say that a retriever's is cancelled.
+
+        Returns:
+            What it picked.
+        """
+        self._waiting.discard(root)
+        for run in [run for run, outermost in [*self._root.items()] if outermost == root]:
+            del self._root[run]
+            self._asked.pop(run, None)
+        return self._picked.pop(root, {})
 
 
 def record_feedback(log: OutcomeLog, key: str, client: Any = None) -> int:

@@ -2,6 +2,7 @@
 
 import asyncio
 import math
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Callable
@@ -14,7 +15,7 @@ import pytest
 from langchain_core.documents import Document
 from langchain_core.embeddings import DeterministicFakeEmbedding
 from langchain_core.language_models import FakeListLLM
-from langchain_core.runnables import ConfigurableField, RunnableLambda, RunnableParallel
+from langchain_core.runnables import ConfigurableField, RunnableConfig, RunnableLambda, RunnableParallel
 from langchain_core.tools import create_retriever_tool
 from langchain_core.tracers.langchain import LangChainTracer, wait_for_all_tracers
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -53,6 +54,11 @@ def encoder() -> TriEncoder:
 
 def make(encoder: TriEncoder, **fields: Any) -> SequentialCompositionalRetriever:
     return SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, ids=list(IDS), **fields)
+
+
+def held(recorder: OutcomeRecorder) -> list[str]:
+    """What a recorder keeps of runs."""
+    return [name for name, value in vars(recorder).items() if isinstance(value, dict | set) and value]
 
 
 def sequences(encoder: TriEncoder, tau: float) -> dict[tuple[str, str], float]:
@@ -215,7 +221,7 @@ async def test_a_recorder_keeps_nothing_of_a_question_that_is_cancelled(
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (recorder.run_map, recorder.order_map) == ({}, {})
+    assert held(recorder) == []
 
 
 async def test_a_recorder_says_nothing_of_what_goes_on_after_a_failure(
@@ -233,7 +239,48 @@ async def test_a_recorder_says_nothing_of_what_goes_on_after_a_failure(
     with pytest.raises(ValueError):  # noqa: PT011
         await RunnableParallel(a=fail, b=outlast).ainvoke(QUERY, {"callbacks": [recorder]})
     await ended.wait()
-    assert (caplog.text, recorder.run_map, recorder.order_map) == ("", {}, {})
+    assert (caplog.text, held(recorder)) == ("", [])
+
+
+async def test_a_recorder_keeps_and_says_nothing_of_a_branch_that_is_cancelled_as_another_fails(
+    encoder: TriEncoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an agent's graph does with the nodes of a step; a thread can't be cancelled, and goes on."""
+    retriever = make(encoder, explore=0.5, log=OutcomeLog(tmp_path / "outcomes.jsonl"))
+    recorder, failed, ended = OutcomeRecorder(retriever), threading.Event(), threading.Event()
+
+    async def wait(*_: object, **__: object) -> None:
+        await asyncio.sleep(60)
+
+    def outlast(query: str, config: RunnableConfig) -> None:
+        (RunnableLambda(lambda _: failed.wait(60)) | str).invoke(query, config)
+        ended.set()
+
+    async def branches(query: str, config: RunnableConfig) -> None:
+        every = [asyncio.ensure_future(each.ainvoke(query, config)) for each in (retriever, RunnableLambda(outlast))]
+        await asyncio.sleep(0.1)
+        for each in every:
+            each.cancel()
+        raise ValueError
+
+    monkeypatch.setattr(type(retriever), "_aget_relevant_documents", wait)
+    with pytest.raises(ValueError):  # noqa: PT011
+        await RunnableLambda(branches).ainvoke(QUERY, {"callbacks": [recorder]})
+    failed.set()
+    await asyncio.to_thread(ended.wait, 60)
+    assert (caplog.text, held(recorder)) == ("", [])
+
+
+def test_a_recorder_writes_what_was_picked_before_a_refit(encoder: TriEncoder, tmp_path: Path) -> None:
+    log = OutcomeLog(tmp_path / "outcomes.jsonl")
+    retriever = make(encoder, log=log)
+
+    def refitted(_: object) -> None:
+        retriever.store.now = make(lexical(EXAMPLES, dim=32)).store.now
+
+    chain = retriever | RunnableLambda(refitted)
+    chain.invoke(QUERY, {"callbacks": [OutcomeRecorder(retriever, lambda _: 1.0)]})
+    assert [each.outcome for each in log.read()] == [1.0]
 
 
 async def test_a_recorder_knows_its_retriever_among_others_and_in_a_tool(encoder: TriEncoder, tmp_path: Path) -> None:
