@@ -109,3 +109,8 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch):
         write_picks(tmp_path, picks)
     assert path.read_bytes() == old
     assert [entry.name for entry in tmp_path.iterdir()] == ["picks.jsonl"]
+
+
+def test_no_questions_are_read_as_they_were_written(tmp_path):
+    write_picks(tmp_path, [])
+    assert read_picks(tmp_path) == []

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from io import StringIO
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
@@ -218,7 +219,7 @@ def read_picks(directory: str | Path) -> list[Question]:
     path = Path(directory) / PICKS
     examples: list[Example] = []
     picks: list[Question] = []
-    lines = read_text(path).removesuffix("\n").split("\n")
+    lines = StringIO(read_text(path))  # str.splitlines would split at more than line feeds
     try:
         for number, text in enumerate(lines, 1):  # noqa: B007
             line = json.loads(text)
