@@ -110,7 +110,7 @@ def test_help_is_fast_and_loads_nothing_heavy():
     began = time.perf_counter()
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert result.stderr.strip() == "[]"
-    assert time.perf_counter() - began < 20
+    assert time.perf_counter() - began < 5
 
 
 def test_version(capsys):

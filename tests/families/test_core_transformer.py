@@ -92,9 +92,9 @@ def test_the_tokenizers_limit_counts_where_it_is_the_smaller(bert, tmp_path):
 
 @pytest.mark.parametrize("text", ["x" * 100_000, "river " * 17_000, "( " * 50_000])
 def test_a_query_of_100_000_characters(encoder, text):
-    began = time.process_time()
+    began = time.perf_counter()
     assert np.isfinite(encoder.encode([Item(text)])).all()
-    assert time.process_time() - began < 5
+    assert time.perf_counter() - began < 1
 
 
 def test_a_model_stored_in_half_precision_is_trained_in_single(bert, tmp_path):
@@ -193,7 +193,7 @@ def test_a_model_that_is_not_there_is_one_line_soon(base, message):
     with pytest.raises(InputError, match=message) as error:
         PooledTransformer(base)
     assert "\n" not in str(error.value)
-    assert time.perf_counter() - began < 15
+    assert time.perf_counter() - began < 2
 
 
 def test_a_model_in_an_installed_package(tmp_path, monkeypatch):

@@ -94,7 +94,7 @@ def test_an_unreachable_server_is_named_without_the_password(new):
             started = time.monotonic()
             with pytest.raises(EngineError, match="Connection refused") as caught:
                 call()
-            assert time.monotonic() - started < 20
+            assert time.monotonic() - started < 5
             assert one_line(caught).startswith("pgvector (127.0.0.1/shop): ")
             assert "hunter2" not in str(caught.value) + repr(index)
             assert caught.value.__cause__ is None
@@ -106,7 +106,7 @@ def test_a_server_that_never_answers(new):
         started = time.monotonic()
         with pytest.raises(EngineError, match=r"no answer within|timeout") as caught:
             index.count()
-        assert time.monotonic() - started < 20
+        assert time.monotonic() - started < 9
         one_line(caught)
 
 
@@ -193,7 +193,7 @@ def test_a_server_without_a_free_connection_is_waited_for(filled, admin, postgre
         EngineError, match=r"too many connections for role .*; waited 0\.3 seconds \(wait_timeout_s\)"
     ) as caught:
         waiting.count()
-    assert 0.3 < time.monotonic() - started < 20
+    assert 0.3 < time.monotonic() - started < 5
     one_line(caught)
     patient = PgVectorIndex(postgres_url.replace("postgres:", f"{role}:"), index.pool)
     threading.Timer(0.3, taken.close).start()
@@ -256,7 +256,7 @@ def test_a_server_restart_in_mid_use(server):
             with pytest.raises(EngineError) as caught:
                 call()
             one_line(caught)
-            assert time.monotonic() - started < 20
+            assert time.monotonic() - started < 5
         server.start()
         # A selection is of one moment, and that is gone; the next starts over.
         with pytest.raises(EngineError):

@@ -81,7 +81,7 @@ def test_a_long_run_of_accents_is_no_burden() -> None:
     """Putting them in order takes the square of their number."""
     began = time.process_time()
     readable([Item("a" + "\u0301\u0316" * 500_000)])
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 1
 
 
 def test_an_accent_stays_with_its_letter_wherever_it_is_in_a_long_text() -> None:
