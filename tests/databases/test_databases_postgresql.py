@@ -180,7 +180,8 @@ class TestPostgreSQL:
     @pytest.mark.slow
     def test_rows_of_gigabytes_and_time_limits_that_a_query_lifts(self, run, postgres_url):
         programs = [
-            "SELECT repeat('x', 100000000) FROM generate_series(1, 400)",
+            "SELECT repeat('x', 10000000) FROM generate_series(1, 4000)",
+            "SELECT repeat('x', 100000000)",
             "SELECT pg_sleep(0.01), set_config('statement_timeout', '0', false) FROM generate_series(1, 500)",
             "SELECT set_config('statement_timeout', '0', false), count(*) FROM generate_series(1, 10000000000)",
             "SELECT sum(length(md5(a::text || b::text))) FROM generate_series(1, 99999) a, generate_series(1, 99999) b",
@@ -191,8 +192,7 @@ class TestPostgreSQL:
             [told] = attacked(postgres_url, limit, [program])
             assert isinstance(told["rows"], str), program
             assert told["alive"]
-            spent = told["cpu"] + servers_cpu(postgres_url) - before
-            assert spent <= 5 * limit, program  # the server ends the row that it is at; all of them take a minute
+            assert told["cpu"] + servers_cpu(postgres_url) - before <= 2 * limit, program
             assert told["kilobytes"] <= (1 << 29) / 1024
 
     @pytest.mark.slow
