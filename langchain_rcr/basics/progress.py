@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+R = TypeVar("R")
 
 DELAY_S = 1.0
 """Quicker work shows no bar."""
@@ -56,6 +58,24 @@ def track(items: Sequence[T], text: str) -> Iterator[T]:
         if event is not None and event.is_set():
             raise Stopped
         yield item
+
+
+def spread(work: Callable[[T], R], items: Sequence[T], text: str) -> Iterator[R]:
+    """What work that releases Python's lock makes of each item, in order, with a bar as `track` shows it.
+
+    There are as many threads as `OMP_NUM_THREADS` says, or else cores.
+    """
+    limit = os.environ.get("OMP_NUM_THREADS", "")
+    cores = int(limit) if limit.isdecimal() else os.cpu_count() or 1
+    if min(cores, len(items)) < 2:
+        yield from map(work, track(items, text))
+        return
+    threads = ThreadPoolExecutor(min(cores, len(items)))
+    try:
+        for _, result in zip(track(items, text), threads.map(work, items), strict=True):
+            yield result
+    finally:
+        threads.shutdown(cancel_futures=True)
 
 
 def _shown() -> bool:

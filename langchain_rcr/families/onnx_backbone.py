@@ -14,7 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.files import read_json, write_json, write_text
-from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.progress import spread
+from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import bert
@@ -97,14 +98,20 @@ class OnnxBackbone(PretrainedBackbone):
     def read(self, texts: Sequence[str]) -> Read:
         """See `LocalBackbone.read`: tokens in context."""
         tokenizer, special = self._tokenizer
-        pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
+        session, pooled = self._session, np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
+
+        def embedded(ids: Sequence[int]) -> tuple[FloatArray, FloatArray] | None:
+            if not ids:
+                return None
+            last, inner = session.run(("last", "inner"), {"words": bert.looked_up(self._arrays, ids)})
+            whole = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
+            return whole, inner[0, [at for at, token in enumerate(ids) if token not in special]]
+
         every = token_ids(tokenizer, texts, self.max_length, special=True)
-        for row, ids in enumerate(track(every, "reading questions")):
-            if ids:
-                last, inner = self._session.run(("last", "inner"), {"words": bert.looked_up(self._arrays, ids)})
-                pooled[row] = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
-                tokens[row] = inner[0, [at for at, token in enumerate(ids) if token not in special]]
+        for row, found in enumerate(spread(embedded, every, "reading questions")):
+            if found is not None:
+                pooled[row], tokens[row] = found
         return unit(pooled), tokens
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:

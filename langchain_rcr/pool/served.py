@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
@@ -20,6 +20,10 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.pool.examples import ExamplePool, flaw_of
 
 logger = logging.getLogger(__name__)
+
+_Key = tuple[asyncio.AbstractEventLoop, str]
+_TOGETHER = 16
+"""How many questions make a batch full: the next begins another one, which another core may take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,16 @@ class Pick:
         return {key: self.example[key] for key in keys}
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Questions that are awaited in the same turn of an event loop with the same options."""
+
+    task: asyncio.Task[list[list[Pick] | InputError]] = field(init=False)
+    queries: list[str] = field(default_factory=list)
+    drafts: list[str | None] = field(default_factory=list)
+    awaited: int = 0  # by how many callers
+
+
 @dataclass(frozen=True, slots=True)
 class Served:
     """Answers questions until a refit replaces it."""
@@ -54,6 +68,7 @@ class Served:
     engine: CandidateIndex
     fingerprint: str
     schema: ExamplePool
+    _next: dict[_Key, _Batch] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     async def select(
         self,
@@ -66,17 +81,47 @@ class Served:
     ) -> list[list[Pick] | InputError]:
         """Pick examples for questions, each conditioned on those before it; all questions go through together.
 
-        With `is_async`, encode in a thread, and search there too, or where a network engine has its connections.
-        Otherwise nothing here waits, and `InThisThread` can run it.
+        With `is_async`, encode in a thread, and search there too, or where a network engine has its connections. Calls
+        with the same options that come in the same turn of the event loop (`asyncio.gather`) are one batch. Otherwise
+        nothing here waits, and `InThisThread` can run it.
 
         For a question there are fewer than k picks only if the pool or what the filter allows has fewer, or if
         `options` ends a sequence early. If there are fewer than `options.k_min`, an error takes their place, since
         other questions may have enough.
         """
+        drafts = drafts or [None] * len(queries)
+        self._check(queries, drafts)
         if not is_async:
             return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
-        judged = await asyncio.to_thread(self._queries, queries, drafts, options)
+        loop = asyncio.get_running_loop()
+        key = loop, repr((options, where))  # True and 1 are equal, their representations aren't
+        batch = self._next.get(key)
+        if batch is None or len(batch.queries) >= _TOGETHER:
+            batch = self._next[key] = _Batch()
+            # It begins when all that is ready now has had its turn.
+            batch.task = loop.create_task(self._batch(batch, key, options, where))
+        first = len(batch.queries)
+        batch.queries += queries
+        batch.drafts += drafts
+        batch.awaited += 1
+        try:
+            return (await asyncio.shield(batch.task))[first : first + len(queries)]
+        finally:
+            batch.awaited -= 1
+            if not batch.awaited:  # it is done, or all have been cancelled
+                batch.task.cancel()
+                self._closed(batch, key)
+
+    async def _batch(
+        self, batch: _Batch, key: _Key, options: Options, where: Filter | None
+    ) -> list[list[Pick] | InputError]:
+        self._closed(batch, key)
+        judged = await asyncio.to_thread(self._queries, batch.queries, batch.drafts, options)
         return await self.engine.arun(self._selection(*judged, options, where))
+
+    def _closed(self, batch: _Batch, key: _Key) -> None:
+        if self._next.get(key) is batch:
+            del self._next[key]
 
     def explain(
         self,
@@ -89,6 +134,7 @@ class Served:
         structures: Structures | None = None,
     ) -> Explanation:
         """Pick the best examples for a question, and say why. For arguments see `select` and `explanation.explain`."""
+        self._check([query], [draft])
         vectors, relevant = self._queries([query], [draft], options)
         if not relevant.all():
             raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
@@ -105,15 +151,19 @@ class Served:
 
         return self.engine.run(explained())
 
-    def _queries(
-        self, queries: Sequence[str], drafts: Sequence[str | None] | None, options: Options
-    ) -> tuple[FloatArray, BoolArray]:
-        """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
+    def _check(self, queries: Sequence[str], drafts: Sequence[str | None]) -> None:
         if error := next(filter(None, map(error_of, queries)), None):
             raise error
-        wrong = next((one for one in drafts or () if one is not None and not isinstance(one, str)), None)
-        if wrong is not None:
-            raise InputError(f"a draft must be a program as a string, not {type(wrong).__name__}")
+        given = [one for one in drafts if one is not None]
+        if wrong := [one for one in given if not isinstance(one, str)]:
+            raise InputError(f"a draft must be a program as a string, not {type(wrong[0]).__name__}")
+        if given:
+            self.encoder.check_drafts()
+
+    def _queries(
+        self, queries: Sequence[str], drafts: Sequence[str | None], options: Options
+    ) -> tuple[FloatArray, BoolArray]:
+        """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
         homes, judge = [options.home] * len(queries), options.min_relevance > 0
         vectors, relevance = self.encoder.judge_queries(queries, drafts, homes, judge=judge)
         return vectors, relevance >= options.min_relevance

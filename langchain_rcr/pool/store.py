@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ class ExampleStore:
         return self.now.fingerprint
 
     def __getstate__(self) -> Served:
-        return self.now
+        return replace(self.now)  # without the questions that are being answered
 
     def __setstate__(self, state: Served) -> None:
         self._begin(state)

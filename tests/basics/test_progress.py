@@ -1,7 +1,9 @@
 """Progress bars: on a terminal alone, with the time left, gone when the work is done."""
 
 import io
+import os
 import sys
+import threading
 
 import pytest
 from langchain_core.vectorstores import InMemoryVectorStore
@@ -11,6 +13,9 @@ from rcr_trainer.data.files import unparsed
 from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, VectorStoreIndex
 from langchain_rcr.basics import progress
 from langchain_rcr.programs import ProgramSpec
+
+
+CORES = os.cpu_count() or 1
 
 
 class Terminal(io.StringIO):
@@ -73,3 +78,49 @@ def test_reading_programs_for_the_first_time_shows_how_far_it_is(reader: str, mo
         with pytest.raises(ZeroDivisionError):
             TriEncoder.fitted([each.item for each in examples], spec=ProgramSpec(), family="lexical")
     assert "reading programs: 0/30" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("limit", "most"), [("1", 1), ("3", 3), ("", os.cpu_count() or 1), ("2,2", os.cpu_count() or 1)]
+)
+def test_work_goes_on_as_many_threads_as_allowed_and_results_come_in_order(
+    monkeypatch: pytest.MonkeyPatch, limit: str, most: int
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", limit)
+    together = threading.Barrier(most)
+
+    def work(number: int) -> tuple[int, int]:
+        together.wait(timeout=60)  # fails unless as many are at it at once
+        return number * number, threading.get_ident()
+
+    found = list(progress.spread(work, range(6 * most), "working"))
+    assert [square for square, _ in found] == [n * n for n in range(6 * most)]
+    assert len({thread for _, thread in found}) == most
+
+
+def test_a_single_piece_of_work_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert list(progress.spread(lambda _: threading.get_ident(), ["one"], "working")) == [threading.get_ident()]
+
+
+def test_what_is_no_longer_wanted_is_not_begun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    event, done = threading.Event(), list[int]()
+
+    def work(number: int) -> None:
+        event.wait(0.01)
+        done.append(number)
+
+    with progress.stoppable(event):
+        results = progress.spread(work, range(1000), "working")
+        next(results)
+        event.set()
+        with pytest.raises(progress.Stopped):
+            next(results)
+    assert len(done) < 1000
+
+
+def test_an_error_of_some_work_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with pytest.raises(ZeroDivisionError):
+        list(progress.spread(lambda number: 1 / number, [2, 1, 0, 1], "working"))

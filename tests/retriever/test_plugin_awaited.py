@@ -1,0 +1,131 @@
+"""Questions awaited at the same time, with `asyncio.gather` or by many requests: one batch for the same options."""
+
+import asyncio
+import pickle
+from typing import Any
+
+import pytest
+from documents import same_documents
+from toys import lexical
+
+from langchain_rcr import InputError, SequentialCompositionalRetriever
+
+EXAMPLES = [
+    {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "big": big}
+    for color, big in (("red", True), ("round", 1), ("old", 2))
+    for animal in ("cats", "dogs", "mice")
+]
+QUERIES = ["how many red cats", "big round dogs", "mice", "old cats and red mice"]
+
+
+class Counted:
+    """An encoder's `judge_queries`, and how many questions each of its calls had."""
+
+    def __init__(self, original: Any) -> None:
+        self.original, self.sizes = original, list[int]()
+
+    def __call__(self, queries: Any, *arguments: Any, **options: Any) -> Any:
+        self.sizes.append(len(queries))
+        if "broken" in queries:
+            raise RuntimeError("the encoder is broken")
+        return self.original(queries, *arguments, **options)
+
+
+@pytest.fixture
+def retriever() -> SequentialCompositionalRetriever:
+    return SequentialCompositionalRetriever.from_encoder(lexical(EXAMPLES, dim=64), EXAMPLES, k=3)
+
+
+@pytest.fixture
+def counted(retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    counted = Counted(retriever.store.encoder.judge_queries)
+    monkeypatch.setattr(retriever.store.encoder, "judge_queries", counted)
+    return counted
+
+
+async def test_they_are_encoded_together_and_each_gets_its_own_picks(
+    retriever: SequentialCompositionalRetriever, counted: Counted
+) -> None:
+    alone = [await retriever.ainvoke(query) for query in QUERIES]
+    examples = await retriever.aselect_examples({"q": QUERIES[0]})
+    assert counted.sizes == [1, 1, 1, 1, 1]
+    found = await asyncio.gather(*map(retriever.ainvoke, QUERIES), retriever.abatch(QUERIES[:2]))
+    assert counted.sizes[5:] == [6]
+    assert all(map(same_documents, [*found[:4], *found[4]], [*alone, *alone[:2]]))
+    several = await asyncio.gather(*(retriever.aselect_examples({"q": query}) for query in QUERIES))
+    assert counted.sizes[6:] == [4]
+    assert several[0] == examples
+
+
+async def test_options_and_filters_of_one_have_no_effect_on_another(
+    retriever: SequentialCompositionalRetriever, counted: Counted
+) -> None:
+    given = [{"k": 1}, {"k": 2}, {"filter": {"big": True}}, {"filter": {"big": 1}}, {"filter": {"big": 2}}, {}]
+    alone = [await retriever.ainvoke("cats", **options) for options in given]
+    del counted.sizes[:]
+    found = await asyncio.gather(*(retriever.ainvoke("cats", **options) for options in given for _ in range(2)))
+    assert counted.sizes == [2] * 6
+    assert all(map(same_documents, found[::2], alone))
+    assert all(map(same_documents, found[1::2], alone))
+    assert [each.metadata["big"] for each in found[4]] == [True] * 3
+
+
+async def test_one_that_is_refused_takes_no_other_with_it(retriever: SequentialCompositionalRetriever) -> None:
+    alone = await retriever.ainvoke("mice")
+    tasks = retriever.ainvoke(" "), retriever.ainvoke("mice"), retriever.ainvoke("mice", draft="count(mice)")
+    blank, found, drafted = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(blank, InputError)
+    assert isinstance(drafted, InputError)  # this family takes no drafts
+    assert isinstance(found, list)
+    assert same_documents(found, alone)
+
+
+async def test_one_that_is_cancelled_takes_no_other_with_it(
+    retriever: SequentialCompositionalRetriever, counted: Counted
+) -> None:
+    alone = await retriever.ainvoke("mice")
+    first, second, third = (asyncio.create_task(retriever.ainvoke("mice")) for _ in range(3))
+    await asyncio.sleep(0)  # all three are waiting
+    first.cancel()
+    assert same_documents(await second, alone)
+    assert same_documents(await third, alone)
+    assert first.cancelled()
+
+
+async def test_where_all_are_cancelled_nothing_is_done_and_the_next_starts_anew(
+    retriever: SequentialCompositionalRetriever, counted: Counted
+) -> None:
+    tasks = [asyncio.create_task(retriever.ainvoke("mice")) for _ in range(2)]
+    await asyncio.sleep(0)
+    for task in tasks:
+        task.cancel()
+    late = asyncio.create_task(retriever.ainvoke("mice"))
+    await asyncio.wait([*tasks, late])
+    assert [task.cancelled() for task in tasks] == [True, True]
+    assert len(late.result()) == 3
+    assert sum(counted.sizes) <= 3
+    assert not retriever.store.now._next
+
+
+async def test_a_failure_reaches_all_and_the_next_question_is_answered(
+    retriever: SequentialCompositionalRetriever, counted: Counted
+) -> None:
+    found = await asyncio.gather(retriever.ainvoke("broken"), retriever.ainvoke("mice"), return_exceptions=True)
+    assert [str(each) for each in found] == ["the encoder is broken"] * 2
+    assert len(await retriever.ainvoke("mice")) == 3
+
+
+async def test_a_retriever_is_pickled_while_it_answers(retriever: SequentialCompositionalRetriever) -> None:
+    task = asyncio.create_task(retriever.ainvoke("mice"))
+    await asyncio.sleep(0)
+    assert retriever.store.now._next
+    again = pickle.loads(pickle.dumps(retriever))
+    assert same_documents(await again.ainvoke("mice"), await task)
+
+
+def test_each_event_loop_has_its_own(retriever: SequentialCompositionalRetriever, counted: Counted) -> None:
+    alone = retriever.invoke("mice")
+    for _ in range(3):
+        assert same_documents(asyncio.run(retriever.ainvoke("mice")), alone)
+    assert counted.sizes == [1] * 4
+    assert not retriever.store.now._next
