@@ -14,7 +14,6 @@ from langchain_rcr import Item, SequentialCompositionalRetriever, TriEncoder, Ve
 from langchain_rcr.basics import progress
 from langchain_rcr.programs import ProgramSpec
 
-
 CORES = os.cpu_count() or 1
 
 
