@@ -336,7 +336,8 @@ class TriEncoder(Module):
         settings = self.config.model_dump() if self.family.fits else {}
         numpy = not self.query.trainable
         model = TriEncoder.fitted(items, backbone=self.backbone, spec=self.spec, seed=seed, numpy=numpy, **settings)
-        model.card, model.prompt, model.group, model.prefer = self.card, self.prompt, self.group, self.prefer
+        for name in ("card", "prompt", "group", "prefer", "runtime"):
+            setattr(model, name, getattr(self, name))
         if isinstance(model.query, type(self.query)):
             model.query.keep_preferences(self.query)
         return model

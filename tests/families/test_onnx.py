@@ -130,6 +130,8 @@ def test_what_is_saved_for_onnx_stays_so(folder: str, tmp_path: Path) -> None:
     assert not served.query.trainable
     served.save_pretrained(tmp_path / "twice")
     assert (tmp_path / "once" / WEIGHTS).read_bytes() == (tmp_path / "twice" / WEIGHTS).read_bytes()
+    served.refitted(ITEMS).save_pretrained(tmp_path / "refitted")
+    assert TriEncoder.from_pretrained(tmp_path / "refitted").runtime == "onnx"
     trained = TriEncoder.from_pretrained(tmp_path / "twice", runtime="torch")
     assert trained.query.trainable
     assert isinstance(trained.backbone, OnnxBackbone)
