@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 
@@ -22,10 +23,13 @@ def require(package: str, extra: str) -> None:
 
 def library_versions() -> dict[str, str]:
     """Versions of what a checkpoint depends on, for bug reports."""
-    versions = {"python": platform.python_version()}
-    for package in ("langchain-rcr", "torch", "transformers", "numpy", "scipy", "langchain-core"):
-        try:
-            versions[package] = version(package)
-        except PackageNotFoundError:
-            versions[package] = "not installed"
-    return versions
+    packages = ("langchain-rcr", "torch", "transformers", "numpy", "scipy", "langchain-core")
+    return {"python": platform.python_version(), **{package: _version(package) for package in packages}}
+
+
+@cache
+def _version(package: str) -> str:
+    try:
+        return version(package)  # reads the package's metadata, which takes milliseconds
+    except PackageNotFoundError:
+        return "not installed"
