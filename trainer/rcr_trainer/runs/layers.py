@@ -249,7 +249,8 @@ def run_config(path: Path, flags: _Texts | None = None) -> Settings:
     """
     config = load_config(path, flags, environ={})
     names = {_variable(place) for place in (*hidden(config), *SPENDING)}
-    return load_config(path, flags, {name: text for name, text in os.environ.items() if name in names})
+    given = {name: text for name, text in os.environ.items() if name in names}
+    return load_config(path, flags, given) if given else config
 
 
 def hidden(config: Settings) -> list[str]:
