@@ -339,7 +339,10 @@ async def _body(response: Any) -> bytes:
     async for chunk in response.aiter_raw():
         received += len(chunk)
         try:
-            content += unpacker.decompress(chunk, LONGEST_BODY + 1 - len(content)) if unpacker else chunk
+            if unpacker is None:
+                content += chunk
+            elif not unpacker.eof:  # or else it would join all that comes behind, chunk by chunk
+                content += unpacker.decompress(chunk, LONGEST_BODY + 1 - len(content))
         except zlib.error as error:
             raise MalformedResponseError(f"not gzip: {error}") from None
         if max(received, len(content)) > LONGEST_BODY:
