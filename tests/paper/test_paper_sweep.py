@@ -31,7 +31,6 @@ threads: 1
 
 @pytest.fixture(autouse=True)
 def here(here, monkeypatch):
-    monkeypatch.setattr("rcr_trainer.evaluation.harness.LATENCY_ROUNDS", 1)
     shorten(monkeypatch, "main", 0, 1)  # the structure family's row has a test of its own
     with answering() as server:
         (here / "tiny.yaml").write_text(CONFIG.replace("ADDRESS", server.base_url), encoding="utf-8")
