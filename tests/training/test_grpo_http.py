@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.slow
 
 PARSER = MODEL
-COVR = {"split": "110", "train_size": 22, "test_size": 4, "dev_size": 6}
+COVR = {"split": "110", "train_size": 14, "test_size": 2, "dev_size": 6}
 
 
 def rows(folder: Path, data: dict[str, Any], llm: dict[str, Any], **sections: Any) -> list[dict[str, Any]]:
@@ -41,8 +41,8 @@ def rows(folder: Path, data: dict[str, Any], llm: dict[str, Any], **sections: An
         "grpo": {
             "enabled": True,
             "epochs": 1,
-            "batch_size": 8,
-            "group_size": 4,
+            "batch_size": 4,
+            "group_size": 2,
             "lr": 0.01,
             "exclude_own_program": False,
         },
@@ -205,7 +205,7 @@ def test_the_log_counts_calls_tokens_money_and_answers_without_a_program(tmp_pat
         llm = {"kind": "chat", "model": "m", "base_url": server.base_url, "concurrency": 1, "backoff": 0.01}
         found = rows(tmp_path / "run", COVR, {**llm, "price_prompt": 2, "price_completion": 8})
     figures = found[-1]
-    nominal = 16 * 4 + 2 * 6
+    nominal = 8 * 2 + 2 * 6
     assert figures["llm_nominal_calls"] == nominal
     assert figures["llm_distinct_calls"] == len(set(server.paid)) == figures["llm_paid_calls"]
     assert figures["llm_distinct_share"] == round(figures["llm_distinct_calls"] / nominal, 4) < 1
