@@ -79,10 +79,9 @@ class Traffic:
 
         nothing = np.zeros((len(asked), K), dtype=np.int64)
         there = self.logged(asked, nothing, nothing, nothing)
-        with self.policy.varied(variant) as (queries, pool):
-            tau, random = there.explore * self.policy.model.config.tau, np.random.default_rng(seed)
-            allowed = there.group, self.policy.groups
-            return walk(queries[asked], self.policy.model.state(), pool, tau, allowed, nothing, random)
+        queries, state, pool = self.policy.under(variant)
+        tau, random = there.explore * self.policy.model.config.tau, np.random.default_rng(seed)
+        return walk(queries[asked], state, pool, tau, (there.group, self.policy.groups), nothing, random)
 
     def shown(self, asked: Any, picks: Any) -> Any:
         """What picks show of the gold programs, (B, F): by size, the share of structures, and whether all."""

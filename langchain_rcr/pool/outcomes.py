@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from glob import escape
@@ -131,7 +131,7 @@ class OutcomeLog:
                 yield replace(line, outcome=later.get(line.run, line.outcome))
 
     def _append(self, line: Outcome | _Later) -> None:
-        values = {name: value for name, value in asdict(line).items() if name != "text" or self.text}
+        values = {name: getattr(line, name) for name in line.__slots__ if name != "text" or self.text}
         content = (json.dumps(values, ensure_ascii=False) + "\n").encode()
         try:
             with suppress(FileNotFoundError):  # there is none yet, or another writer has just renamed it

@@ -55,12 +55,12 @@ CORPUS = DATA / "geoquery" / "corpus.xml"
 
 SHORT = {
     "RCR_SFT__EPOCHS": "2",
-    "RCR_DATA__TRAIN_SIZE": "60",
-    "RCR_DATA__TEST_SIZE": "10",
-    "RCR_DATA__DEV_SIZE": "10",
+    "RCR_DATA__TRAIN_SIZE": "30",
+    "RCR_DATA__TEST_SIZE": "4",
+    "RCR_DATA__DEV_SIZE": "5",
     "RCR_EVALUATION__SELECTORS": "random,bm25",
-    "RCR_EVALUATION__ANSWER_QUERIES": "4",
-    "RCR_GRPO__QUERIES": "10",
+    "RCR_EVALUATION__ANSWER_QUERIES": "2",
+    "RCR_GRPO__QUERIES": "5",
     "RCR_GRPO__GROUP_SIZE": "2",
     "RCR_GRPO__MAX_STEPS": "1",
     "RCR_GRPO__RACE": "16",

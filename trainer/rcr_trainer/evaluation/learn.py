@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from functools import cached_property
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from functools import cached_property, lru_cache
 from itertools import product
 from operator import itemgetter
 from pathlib import Path
@@ -29,6 +29,7 @@ from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoding import Features
+from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.ranking import blocks
 from langchain_rcr.policy.checkpoint import check_folder
@@ -137,6 +138,8 @@ class Policy:
         examples = (row.example for row in retriever.store.index.rows())
         self.groups = distinct([repr(example.get(within)) for example in examples])[1]
         """(N,) the number of each example's group; a question gets only those of its own."""
+        # A variant is walked twice, and described by the served policy's vectors.
+        self._under = lru_cache(maxsize=2)(self._computed)
 
     @cached_property
     def _questions(self) -> Features:
@@ -158,11 +161,14 @@ class Policy:
             return True
         return False
 
-    @contextmanager
-    def varied(self, variant: Variant) -> Iterator[tuple[NDArray[np.float32], PoolVectors]]:
-        """E_x of `texts` and the pool's vectors under a variant; the model is that variant within the block."""
-        with self.model.varied(variant):
-            yield self.model.query.vectors(self._questions), self.model.pool_vectors(*self._pool)
+    def under(self, variant: Variant) -> tuple[NDArray[np.float32], State[Any], PoolVectors]:
+        """E_x of `texts`, a fresh state and the pool's vectors under a variant; don't change them."""
+        return self._under(tuple(variant.items()))
+
+    def _computed(self, variant: tuple[tuple[str, Any], ...]) -> tuple[NDArray[np.float32], State[Any], PoolVectors]:
+        with self.model.varied(dict(variant)):
+            vectors = self.model.query.vectors(self._questions), self.model.pool_vectors(*self._pool)
+            return vectors[0], self.model.state(), vectors[1]
 
     def follow(self, variant: Variant, logged: Logged) -> FloatArray:
         """(B, k) log-probabilities of the logged picks under a variant."""
@@ -178,19 +184,18 @@ class Policy:
     ) -> tuple[NDArray[np.int64], FloatArray]:
         """Picks (B, k), the logged ones or, given a generator, drawn ones, and their log-probabilities (B, k)."""
         picks, log_probs = logged.picks.copy(), np.empty(logged.picks.shape)
-        with self.varied(variant) as (queries, pool):
-            for some in blocks(len(picks), max(pool.candidate.shape), _AT_ONCE):
-                part = logged.only(some)
-                walked = queries[part.asked], self.model.state(), pool, part.explore * self._settings.tau
-                picks[some], log_probs[some] = walk(*walked, (part.group, self.groups), part.picks, random)
+        queries, state, pool = self.under(variant)
+        for some in blocks(len(picks), max(pool.candidate.shape), _AT_ONCE):
+            part = logged.only(some)
+            walked = queries[part.asked], state, pool, part.explore * self._settings.tau
+            picks[some], log_probs[some] = walk(*walked, (part.group, self.groups), part.picks, random)
         return picks, log_probs
 
     def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
         """See `off_policy.described`, under the served policy."""
-        with self.varied({}) as (queries, pool):
-            parts = blocks(len(picks), max(pool.candidate.shape), _AT_ONCE)
-            each = [described(queries[logged.asked[some]], self.model.state(), pool, picks[some]) for some in parts]
-            return np.concatenate(each)
+        queries, state, pool = self.under({})
+        parts = blocks(len(picks), max(pool.candidate.shape), _AT_ONCE)
+        return np.concatenate([described(queries[logged.asked[some]], state, pool, picks[some]) for some in parts])
 
 
 class Estimates:
