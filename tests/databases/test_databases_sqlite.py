@@ -79,10 +79,10 @@ def test_it_says_what_a_program_may_do(database):
         run("DELETE FROM city")
 
 
-@pytest.fixture
-def searched(tmp_path):
-    """A database with virtual tables, and views and columns that call functions."""
-    path = tmp_path / "searched.sqlite"
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """Runs queries of a database with virtual tables, and views and columns that call functions."""
+    path = tmp_path_factory.mktemp("searched") / "searched.sqlite"
     connection = sqlite3.connect(path)
     connection.executescript("""
         CREATE TABLE t (a TEXT, j TEXT, b GENERATED ALWAYS AS (json_extract(j, '$.n[0]')));
@@ -97,7 +97,8 @@ def searched(tmp_path):
         CREATE VIEW best AS SELECT a, bm25(outside) < 0 FROM outside WHERE outside MATCH 'words';
     """)
     connection.close()
-    return path
+    with Database(path) as run:
+        yield run
 
 
 @pytest.mark.parametrize(
@@ -124,7 +125,8 @@ def searched(tmp_path):
     ],
 )
 def test_what_right_answers_call_is_allowed(searched, program, rows):
-    found = Database(searched)(program)
+    searched.close()  # each program is a process's first
+    found = searched(program)
     assert found == (found if rows is None else rows)
     assert found
 
@@ -138,10 +140,9 @@ def test_what_right_answers_call_is_allowed(searched, program, rows):
 )
 @pytest.mark.parametrize("query", ["SELECT {}", "SELECT a FROM t WHERE {} IS NULL", "SELECT 1 FROM three ORDER BY {}"])
 def test_functions_that_can_do_harm_are_refused_by_name(searched, query, call):
-    run = Database(searched)
     with pytest.raises(ProgramError, match=f"(?i)not authorized to use function: {call.partition('(')[0]}"):
-        run(query.format(call))
-    assert run("SELECT body FROM three WHERE three MATCH 'some'") == [("some words",)]
+        searched(query.format(call))
+    assert searched("SELECT body FROM three WHERE three MATCH 'some'") == [("some words",)]
 
 
 def test_a_view_can_t_call_them_either(tmp_path):
@@ -423,10 +424,10 @@ def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
         from langchain_rcr.databases.many import Databases
         path, several = sys.argv[1:]
         if several:
-            databases = Databases(path, timeout_s=2)
+            databases = Databases(path, timeout_s=1)
             run = lambda program: databases(program, {"name": "city"})
         else:
-            run = Database(path, timeout_s=2, max_processes=1)
+            run = Database(path, timeout_s=1, max_processes=1)
 
         def endless():
             try:
@@ -449,7 +450,7 @@ def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *given], capture_output=True, text=True, check=False, timeout=120
     )
-    assert sorted(done.stdout.splitlines()) == ["('child',)", "('parent',)", "longer than 2 s"], done.stderr
+    assert sorted(done.stdout.splitlines()) == ["('child',)", "('parent',)", "longer than 1 s"], done.stderr
 
 
 def test_a_closed_database_begins_anew(database):
