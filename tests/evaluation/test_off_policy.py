@@ -285,7 +285,7 @@ def test_the_command_refuses_what_the_log_doesnt_show(
         return capsys.readouterr().err
 
     coin = OutcomeLog(tmp_path / "coin.jsonl")
-    simulated(served, coin, lambda programs: 0.5, 500)
+    simulated(served, coin, lambda programs: 0.5, 1000)
     assert "whose text is not known (--questions)" in refused(coin)
     asked = tmp_path / "asked.csv"
     lines = [f"{row['source']} {end},x" for row in ROWS for end in ("please", "now", "today", "dear")]
