@@ -424,10 +424,10 @@ def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
         from langchain_rcr.databases.many import Databases
         path, several = sys.argv[1:]
         if several:
-            databases = Databases(path, timeout_s=1)
+            databases = Databases(path, timeout_s=2)
             run = lambda program: databases(program, {"name": "city"})
         else:
-            run = Database(path, timeout_s=1, max_processes=1)
+            run = Database(path, timeout_s=2, max_processes=1)
 
         def endless():
             try:
@@ -450,7 +450,7 @@ def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code, *given], capture_output=True, text=True, check=False, timeout=120
     )
-    assert sorted(done.stdout.splitlines()) == ["('child',)", "('parent',)", "longer than 1 s"], done.stderr
+    assert sorted(done.stdout.splitlines()) == ["('child',)", "('parent',)", "longer than 2 s"], done.stderr
 
 
 def test_a_closed_database_begins_anew(database):

@@ -74,7 +74,7 @@ def test_whole_sequences_are_those_of_memory(make):
     for index in indexes:
         assert index.delete([str(n) for n in range(0, COUNT, 7)]) == len(range(0, COUNT, 7))
         index.add(rows[20:40], part(vectors, slice(20, 40)), replace=[row.id for row in rows[20:40]])
-    queries = np.random.default_rng(1).normal(size=(4, DIM)).astype(np.float32)
+    queries = np.random.default_rng(1).normal(size=(8, DIM)).astype(np.float32)
     odd, beams = parse_filter({"level": {"$in": [1, 3]}}), Options(3, beam_width=3, tau=0.5)
     for options, where in ((Options(6), None), (Options(6), odd), (beams, None), (beams, odd)):
         (expected, plain), (found, other) = (picks(index, queries, options, where) for index in indexes)
