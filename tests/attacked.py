@@ -48,3 +48,4 @@ def attacked(database: Any, limit: float, programs: list[str]) -> Iterator[dict[
             told = json.loads(cast("TextIO", process.stdout).readline())
             assert told["own"] < 200_000  # kB: what isn't passed on is in no memory here
             yield told
+    assert process.returncode == 0

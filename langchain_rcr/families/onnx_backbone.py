@@ -97,21 +97,20 @@ class OnnxBackbone(PretrainedBackbone):
 
     def read(self, texts: Sequence[str]) -> Read:
         """See `LocalBackbone.read`: tokens in context."""
-        tokenizer, special = self._tokenizer
-        session, pooled = self._session, np.zeros((len(texts), self.dim), dtype=np.float32)
+        (tokenizer, special), session = self._tokenizer, self._session
+        pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
         tokens = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
 
-        def embedded(ids: Sequence[int]) -> tuple[FloatArray, FloatArray] | None:
-            if not ids:
-                return None
+        def embedded(ids: Sequence[int]) -> tuple[FloatArray, FloatArray]:
             last, inner = session.run(("last", "inner"), {"words": bert.looked_up(self._arrays, ids)})
             whole = last[0, 0] if self.pooling == "cls" else last[0].mean(axis=0)
             return whole, inner[0, [at for at, token in enumerate(ids) if token not in special]]
 
         every = token_ids(tokenizer, texts, self.max_length, special=True)
-        for row, found in enumerate(spread(embedded, every, "reading questions")):
-            if found is not None:
-                pooled[row], tokens[row] = found
+        filled = [row for row, ids in enumerate(every) if ids]
+        read = spread(embedded, [every[row] for row in filled], "reading questions")
+        for row, (whole, inner) in zip(filled, read, strict=True):
+            pooled[row], tokens[row] = whole, inner
         return unit(pooled), tokens
 
     def for_onnx(self, *, int8: bool = False) -> OnnxBackbone:

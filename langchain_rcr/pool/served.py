@@ -11,7 +11,7 @@ from typing import Any
 
 from langchain_rcr.basics.items import copied
 from langchain_rcr.basics.rows import BoolArray, FloatArray
-from langchain_rcr.errors import InputError, PoolError
+from langchain_rcr.errors import InputError, PoolError, RCRError
 from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.filters import Filter
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
@@ -52,12 +52,11 @@ class Pick:
 
 @dataclass(slots=True)
 class _Batch:
-    """Questions that are awaited in the same turn of an event loop with the same options."""
+    """Questions, with their drafts, that are awaited in the same turn of an event loop with the same options."""
 
     task: asyncio.Task[list[list[Pick] | InputError]] = field(init=False)
-    queries: list[str] = field(default_factory=list)
-    drafts: list[str | None] = field(default_factory=list)
-    awaited: int = 0  # by how many callers
+    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    callers: int = 0  # that still wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,38 +89,45 @@ class Served:
         other questions may have enough.
         """
         drafts = drafts or [None] * len(queries)
-        self._check(queries, drafts)
+        self._check_drafts(drafts)
         if not is_async:
             return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
-        loop = asyncio.get_running_loop()
+        backbone, loop = self.encoder.backbone, asyncio.get_running_loop()
+        # Embeddings that aren't symmetric read one question after the other.
+        if len(queries) >= _TOGETHER or not (backbone is None or backbone.symmetric):
+            return await self._awaited(queries, drafts, options, where)
         key = loop, repr((options, where))  # True and 1 are equal, their representations aren't
         batch = self._next.get(key)
-        if batch is None or len(batch.queries) >= _TOGETHER:
+        if batch is None or len(batch.asked) >= _TOGETHER:
             batch = self._next[key] = _Batch()
             # It begins when all that is ready now has had its turn.
             batch.task = loop.create_task(self._batch(batch, key, options, where))
-        first = len(batch.queries)
-        batch.queries += queries
-        batch.drafts += drafts
-        batch.awaited += 1
+        first = len(batch.asked)
+        batch.asked += zip(queries, drafts, strict=True)
+        batch.callers += 1
         try:
             return (await asyncio.shield(batch.task))[first : first + len(queries)]
+        except Exception as error:
+            if isinstance(error, RCRError) or len(batch.asked) == len(queries):
+                raise
         finally:
-            batch.awaited -= 1
-            if not batch.awaited:  # it is done, or all have been cancelled
-                batch.task.cancel()
-                self._closed(batch, key)
+            batch.callers -= 1
+            if not batch.callers and batch.task.cancel():  # all have been cancelled before it was done
+                self._next.pop(key, None)
+        return await self._awaited(queries, drafts, options, where)  # it may be another's text that can't be embedded
 
     async def _batch(
         self, batch: _Batch, key: _Key, options: Options, where: Filter | None
     ) -> list[list[Pick] | InputError]:
-        self._closed(batch, key)
-        judged = await asyncio.to_thread(self._queries, batch.queries, batch.drafts, options)
-        return await self.engine.arun(self._selection(*judged, options, where))
+        self._next.pop(key, None)  # or a later one, which nobody else joins then
+        queries, drafts = zip(*batch.asked, strict=True)
+        return await self._awaited(queries, drafts, options, where)
 
-    def _closed(self, batch: _Batch, key: _Key) -> None:
-        if self._next.get(key) is batch:
-            del self._next[key]
+    async def _awaited(
+        self, queries: Sequence[str], drafts: Sequence[str | None], options: Options, where: Filter | None
+    ) -> list[list[Pick] | InputError]:
+        judged = await asyncio.to_thread(self._queries, queries, drafts, options)
+        return await self.engine.arun(self._selection(*judged, options, where))
 
     def explain(
         self,
@@ -134,7 +140,9 @@ class Served:
         structures: Structures | None = None,
     ) -> Explanation:
         """Pick the best examples for a question, and say why. For arguments see `select` and `explanation.explain`."""
-        self._check([query], [draft])
+        if error := error_of(query):
+            raise error
+        self._check_drafts([draft])
         vectors, relevant = self._queries([query], [draft], options)
         if not relevant.all():
             raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
@@ -151,9 +159,7 @@ class Served:
 
         return self.engine.run(explained())
 
-    def _check(self, queries: Sequence[str], drafts: Sequence[str | None]) -> None:
-        if error := next(filter(None, map(error_of, queries)), None):
-            raise error
+    def _check_drafts(self, drafts: Sequence[str | None]) -> None:
         given = [one for one in drafts if one is not None]
         if wrong := [one for one in given if not isinstance(one, str)]:
             raise InputError(f"a draft must be a program as a string, not {type(wrong[0]).__name__}")

@@ -79,9 +79,7 @@ def test_reading_programs_for_the_first_time_shows_how_far_it_is(reader: str, mo
     assert "reading programs: 0/30" in screen.getvalue()
 
 
-@pytest.mark.parametrize(
-    ("limit", "most"), [("1", 1), ("3", 3), ("", os.cpu_count() or 1), ("2,2", os.cpu_count() or 1)]
-)
+@pytest.mark.parametrize(("limit", "most"), [("1", 1), ("3", 3), ("", CORES), ("2,2", CORES)])
 def test_work_goes_on_as_many_threads_as_allowed_and_results_come_in_order(
     monkeypatch: pytest.MonkeyPatch, limit: str, most: int
 ) -> None:

@@ -2,13 +2,17 @@
 
 import asyncio
 import pickle
+import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from documents import same_documents
+from langchain_core.embeddings import DeterministicFakeEmbedding
 from toys import lexical
 
-from langchain_rcr import InputError, SequentialCompositionalRetriever
+from langchain_rcr import EngineError, InputError, Item, SequentialCompositionalRetriever, TriEncoder
+from langchain_rcr.families.backbone import LangChainBackbone
 
 EXAMPLES = [
     {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "big": big}
@@ -55,6 +59,32 @@ async def test_they_are_encoded_together_and_each_gets_its_own_picks(
     several = await asyncio.gather(*(retriever.aselect_examples({"q": query}) for query in QUERIES))
     assert counted.sizes[6:] == [4]
     assert several[0] == examples
+
+
+async def test_full_batches_leave_the_others_to_another_core(
+    retriever: SequentialCompositionalRetriever, counted: Counted
+) -> None:
+    found = await asyncio.gather(*(retriever.ainvoke(query) for query in QUERIES * 10))
+    assert sorted(counted.sizes) == [8, 16, 16]
+    assert all(map(same_documents, found[:4], [await retriever.ainvoke(query) for query in QUERIES]))
+
+
+async def test_embeddings_that_read_one_question_at_a_time_are_not_asked_one_after_the_other() -> None:
+    together = threading.Barrier(3)
+
+    class Remote(DeterministicFakeEmbedding):
+        """Questions and entries have different vectors, so that questions can't be embedded in one request."""
+
+        def embed_query(self, text: str) -> list[float]:
+            if text in QUERIES:
+                together.wait(timeout=60)
+            return super().embed_query(f"query: {text}")
+
+    items = [Item(str(row["source"]), str(row["target"])) for row in EXAMPLES]
+    encoder = TriEncoder.build("embeddings", items, backbone=LangChainBackbone(Remote(size=16)), ngrams=0)
+    remote = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, k=3)
+    found = await asyncio.gather(*map(remote.ainvoke, QUERIES[:3]))
+    assert [len(each) for each in found] == [3, 3, 3]
 
 
 async def test_options_and_filters_of_one_have_no_effect_on_another(
@@ -107,11 +137,29 @@ async def test_where_all_are_cancelled_nothing_is_done_and_the_next_starts_anew(
     assert not retriever.store.now._next
 
 
-async def test_a_failure_reaches_all_and_the_next_question_is_answered(
+async def test_a_text_that_cannot_be_embedded_fails_alone(
     retriever: SequentialCompositionalRetriever, counted: Counted
 ) -> None:
-    found = await asyncio.gather(retriever.ainvoke("broken"), retriever.ainvoke("mice"), return_exceptions=True)
-    assert [str(each) for each in found] == ["the encoder is broken"] * 2
+    alone = await retriever.ainvoke("mice")
+    tasks = retriever.ainvoke("broken"), retriever.ainvoke("mice"), retriever.ainvoke("cats")
+    broken, found, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    assert isinstance(broken, RuntimeError)
+    assert isinstance(found, list)
+    assert same_documents(found, alone)
+    assert counted.sizes == [1, 3, 1, 1, 1]
+    with pytest.raises(RuntimeError, match="the encoder is broken"):
+        await retriever.ainvoke("broken")
+    assert counted.sizes[5:] == [1]
+
+
+async def test_an_outage_of_the_engine_reaches_all_at_once(
+    retriever: SequentialCompositionalRetriever, counted: Counted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(retriever.store.index, "read", Mock(side_effect=EngineError("the engine is down")))
+        found = await asyncio.gather(*map(retriever.ainvoke, QUERIES), return_exceptions=True)
+    assert [str(each) for each in found] == ["the engine is down"] * 4
+    assert counted.sizes == [4]
     assert len(await retriever.ainvoke("mice")) == 3
 
 

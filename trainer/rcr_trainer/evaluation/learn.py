@@ -167,8 +167,7 @@ class Policy:
 
     def _computed(self, variant: tuple[tuple[str, Any], ...]) -> tuple[NDArray[np.float32], State[Any], PoolVectors]:
         with self.model.varied(dict(variant)):
-            vectors = self.model.query.vectors(self._questions), self.model.pool_vectors(*self._pool)
-            return vectors[0], self.model.state(), vectors[1]
+            return self.model.query.vectors(self._questions), self.model.state(), self.model.pool_vectors(*self._pool)
 
     def follow(self, variant: Variant, logged: Logged) -> FloatArray:
         """(B, k) log-probabilities of the logged picks under a variant."""
