@@ -127,6 +127,9 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
     shown(capsys, "init", "mine.yaml", "--force")
     assert load_config(str(here / "mine.yaml")).seed == 0
     assert "is a folder" in refused(capsys, "init", ".")
+    (here / "mine.csv").write_text("a,b")
+    assert "`rcr-train init --train mine.csv`" in refused(capsys, "init", "mine.csv", "--force")
+    assert (here / "mine.csv").read_text() == "a,b"
 
 
 @pytest.mark.slow

