@@ -64,7 +64,8 @@ _BLANK_LINE = re.compile(rf"\n[ \t\r]*\n(?!\s*{_CONTINUED})")
 _FIRST_LINE = re.compile(rf".*(?:\s*\n{_CONTINUED}.*)*")
 _VERBS = "SELECT|WITH|INSERT|UPDATE|DELETE|MERGE|REPLACE|CREATE|ALTER|DROP"
 # In prose they are capitalised, or stand elsewhere.
-_BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\bis\s+|\s`)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
+_BEGINNING = re.compile(rf"(?:^[ \t(*>-]*|[:.]\**\s+|\b(?:is|be)\s|\s`)((?:{_VERBS}|{_VERBS.lower()})\s)", re.MULTILINE)
+_END = re.compile(r";\s")
 _PARAGRAPHS = 4
 """How many paragraphs at the end of a text are searched for statements; all before count as one."""
 
@@ -250,7 +251,7 @@ def _statements_in(text: str) -> Iterator[str]:
     for end in reversed(ends):
         for start in starts:
             if start < end:
-                yield from (text[start:end], text[start:end].split(";\n", 1)[0])
+                yield from (text[start:end], _END.split(text[start:end], maxsplit=1)[0])
     for start in reversed(starts):
         yield text[start:].split("`", 1)[0] if text[:start].endswith("`") else _FIRST_LINE.match(text, start)[0]  # type: ignore[index]
 

@@ -101,6 +101,8 @@ FORMS = [
     f"Sure: <query>{QUERY}</query>",
     # Words after it.
     f"{QUERY};\nThis selects a.",
+    f"{QUERY}; This selects a.",
+    f"The query would be {QUERY}; it selects a.",
     f"Here:\n{QUERY};\nThis selects a. Note that b has it.",
     f"{QUERY}\n\nExplanation: it selects a.",
     f"{QUERY}\nExplanation: it selects a.",
