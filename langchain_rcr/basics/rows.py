@@ -108,9 +108,8 @@ class SparseRows:
         columns[~mine], values[~mine] = others.columns + self.dim, others.values
         return SparseRows(self.starts + others.starts, columns, values, self.dim + others.dim)
 
-    def first(self, columns: int) -> SparseRows:
-        """(N, D) with zeros in all but the first columns."""
-        kept = self.columns < columns
+    def only(self, kept: BoolArray) -> SparseRows:
+        """(N, D) with some of the numbers (`kept`), and zeros for the others."""
         starts = np.concatenate([[0], np.cumsum(kept)])[self.starts].astype(self.starts.dtype)
         return SparseRows(starts, self.columns[kept], self.values[kept], self.dim)
 

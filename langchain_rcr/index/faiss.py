@@ -230,9 +230,12 @@ class _Shared:
         self._queue = list[object]()
         self._turn = threading.Condition()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __getstate__(self) -> Any:
         with self.entered() as index:
-            return _restored, (faiss.serialize_index(index).tobytes(),)
+            return faiss.serialize_index(index)
+
+    def __setstate__(self, state: Any) -> None:
+        self.__init__(faiss.deserialize_index(state))  # type: ignore[misc]
 
     def append(self, vectors: FloatArray) -> None:
         for start in range(0, len(vectors), _AT_ONCE):
@@ -295,7 +298,3 @@ def _in_full(index: Any) -> Any:
     if isinstance(index, faiss.IndexHNSW):
         return faiss.downcast_index(index.storage)
     return faiss.downcast_index(index.refine_index) if isinstance(index, faiss.IndexRefine) else index
-
-
-def _restored(serialized: bytes) -> _Shared:
-    return _Shared(faiss.deserialize_index(np.frombuffer(serialized, dtype=np.uint8)))

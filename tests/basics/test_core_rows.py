@@ -207,9 +207,10 @@ def test_the_structure_family_gives_sparse_rows_that_hold_its_vectors():
 
 
 @pytest.mark.parametrize("columns", [0, 3, 12])
-def test_the_first_columns(columns):
+def test_only_the_numbers_of_the_first_columns(columns):
     rows = drawn(0)
-    first = sparse(rows).first(columns)
+    every = sparse(rows)
+    first = every.only(every.columns < columns)
     rows[:, columns:] = 0
     np.testing.assert_array_equal(np.asarray(first), rows)
     assert len(first.values) == np.count_nonzero(rows)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import SparseRows, sparse
 
 ROUNDS = 25
 """Rounds of expectation maximisation; the trials that chose the method took 20 to 30."""
@@ -38,12 +38,9 @@ def phrases(bags: SparseRows) -> NDArray[np.int64]:
 
 def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> SparseRows:
     """(N, F + 1) which of F phrases each question has, and a constant 1; `column` maps n-grams to phrases, −1: none."""
-    place = column[bags.columns]
-    kept = place >= 0
-    starts = np.concatenate([[0], np.cumsum(kept)])[bags.starts].astype(np.int32)
-    said = SparseRows(starts, place[kept].astype(np.int32), np.ones(int(kept.sum()), dtype=np.float32), count)
-    every = np.arange(len(bags) + 1, dtype=np.int32), np.zeros(len(bags), dtype=np.int32)
-    return said.beside(SparseRows(*every, np.ones(len(bags), dtype=np.float32), 1))
+    place = column[bags.columns].astype(np.int32)
+    said = SparseRows(bags.starts, place, np.ones(len(place), dtype=np.float32), count).only(place >= 0)
+    return said.beside(sparse(np.ones((len(bags), 1), dtype=np.float32)))
 
 
 def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:

@@ -93,7 +93,7 @@ class NumpyProgramEncoder(BaseEncoder):
 
     def _shown(self, features: SparseRows) -> tuple[SparseRows, Any, Any]:
         """The features shown of the items, with the column and value of each."""
-        features = features.first(self.dim - WORDS) if self.context else features
+        features = features.only(features.columns < self.dim - WORDS) if self.context else features
         shares = features.values
         if self.length_penalty:
             structures, owner = features.columns < self.structures, features.owner
