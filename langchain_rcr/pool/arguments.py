@@ -131,7 +131,8 @@ def keys_of(
         if "target" in others or not others:
             others = ["target"]
         shown = [name for name in example_keys or () if name in others]
-        target_key = next((names[0] for names in (others, shown) if len(names) == 1), None)
+        parsing = [name for name in others if questions and others[1:] and _parsing(examples, name, spec)]
+        target_key = next((names[0] for names in (others, shown, parsing) if len(names) == 1), None)
     if source_key is None or target_key is None:
         has = ", ".join(map(repr, fields))
         lacking = next((name for name in questions if name not in fields), None)

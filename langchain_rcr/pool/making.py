@@ -162,7 +162,7 @@ class Lifecycle:
                 "source", else of two fields the one that isn't "target" or that parses as a program less often, or the
                 first.
             target_key: the key of its program. None: "target", else the only other field, else the only one of those in
-                `example_keys`.
+                `example_keys`, else the only one with a program that parses.
             prefer: a field: examples that share the question's value in it are preferred. The question's value is a
                 variable of `select_examples` and of chains, and `within` of `invoke` and `batch`; without one, there is
                 no preference. None: "db_id", if examples have it and differ in it; "": none. (`group` allows no others

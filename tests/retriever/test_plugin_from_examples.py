@@ -95,6 +95,15 @@ def test_keys_are_those_of_the_examples() -> None:
         made([{**row, "n": 1} for row in SQL])
 
 
+def test_of_many_fields_the_program_is_the_only_one_that_parses() -> None:
+    rows = [{"n": 1, "db": "a b", **row} for row in SQL[:6]]
+    assert made(rows, input_keys=["question"], language="sql").target_key == "query"
+    assert made(rows, source_key="question", language="sql").target_key == "query"
+    for both in ([{**row, "gold": row["query"]} for row in rows], [{**rows[0], "query": "SELECT FROM"}]):
+        with pytest.raises(InputError, match="which fields are question and program"):
+            made(both, input_keys=["question"], language="sql")
+
+
 def test_of_two_fields_the_programs_are_those_that_parse() -> None:
     turned = [{"sql": row["query"], "question": row["question"]} for row in SQL[:6]]
     for rows in (turned, [{"question": row["question"], "sql": row["sql"]} for row in turned]):
