@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextvars import Context
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import count
 from typing import Any
 
 from langchain_rcr.basics.items import copied
 from langchain_rcr.basics.rows import BoolArray, FloatArray
-from langchain_rcr.errors import InputError, PoolError, RCRError
+from langchain_rcr.errors import EngineError, InputError, PoolError
 from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.filters import Filter
+from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
 from langchain_rcr.policy.selection import Options, select
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -54,9 +57,10 @@ class Pick:
 class _Batch:
     """Questions, with their drafts, that are awaited in the same turn of an event loop with the same options."""
 
-    task: asyncio.Task[list[list[Pick] | InputError]] = field(init=False)
+    task: asyncio.Task[tuple[FloatArray, BoolArray, list[list[Pick] | InputError]]] = field(init=False)
     asked: list[tuple[str, str | None]] = field(default_factory=list)
     callers: int = 0  # that still wait
+    shared: bool = False  # by several callers
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +85,9 @@ class Served:
         """Pick examples for questions, each conditioned on those before it; all questions go through together.
 
         With `is_async`, encode in a thread, and search there too, or where a network engine has its connections. Calls
-        with the same options that come in the same turn of the event loop (`asyncio.gather`) are one batch. Otherwise
-        nothing here waits, and `InThisThread` can run it.
+        with the same options that come in the same turn of the event loop (`asyncio.gather`) are one batch, up to the
+        search if the engine isn't in this process: there, they search side by side. Otherwise nothing here waits, and
+        `InThisThread` can run it.
 
         For a question there are fewer than k picks only if the pool or what the filter allows has fewer, or if
         `options` ends a sequence early. If there are fewer than `options.k_min`, an error takes their place, since
@@ -98,30 +103,43 @@ class Served:
             return await self._awaited(queries, drafts, options, where)
         key = loop, repr((options, where))  # True and 1 are equal, their representations aren't
         batch = self._next.get(key)
-        if batch is None or len(batch.asked) >= _TOGETHER:
+        if batch is None or len(batch.asked) + len(queries) > _TOGETHER:
             batch = self._next[key] = _Batch()
-            # It begins when all that is ready now has had its turn.
             batch.task = loop.create_task(self._batch(batch, key, options, where))
-        first = len(batch.asked)
+        else:
+            batch.shared = True
+        part = slice(len(batch.asked), len(batch.asked) + len(queries))
         batch.asked += zip(queries, drafts, strict=True)
         batch.callers += 1
+        found = None
         try:
-            return (await asyncio.shield(batch.task))[first : first + len(queries)]
+            found = await asyncio.shield(batch.task)
         except Exception as error:
-            if isinstance(error, RCRError) or len(batch.asked) == len(queries):
+            if isinstance(error, EngineError) or not batch.shared:
                 raise
         finally:
             batch.callers -= 1
-            if not batch.callers and batch.task.cancel():  # all have been cancelled before it was done
-                self._next.pop(key, None)
-        return await self._awaited(queries, drafts, options, where)  # it may be another's text that can't be embedded
+            if not batch.callers:
+                batch.task.cancel()  # all have been cancelled, or it is done
+                if self._next.get(key) is batch:
+                    del self._next[key]
+        if found is None:  # it may be another's text that can't be embedded
+            return await self._awaited(queries, drafts, options, where)
+        vectors, relevant, picks = found
+        return picks[part] or await self.engine.arun(self._selection(vectors[part], relevant[part], options, where))
 
     async def _batch(
         self, batch: _Batch, key: _Key, options: Options, where: Filter | None
-    ) -> list[list[Pick] | InputError]:
+    ) -> tuple[FloatArray, BoolArray, list[list[Pick] | InputError]]:
+        await asyncio.sleep(0)  # until all that is ready now has had its turn, even if tasks start eagerly
         self._next.pop(key, None)  # or a later one, which nobody else joins then
-        queries, drafts = zip(*batch.asked, strict=True)
-        return await self._awaited(queries, drafts, options, where)
+        # Several callers' questions are read in no caller's context: another's trace shouldn't have them.
+        read: Callable[..., tuple[FloatArray, BoolArray]] = self._queries
+        read = partial(Context().run, read) if batch.shared else read
+        vectors, relevant = await asyncio.to_thread(read, *zip(*batch.asked, strict=True), options)
+        if not isinstance(self.engine, LocalIndex):
+            return vectors, relevant, []
+        return vectors, relevant, await self.engine.arun(self._selection(vectors, relevant, options, where))
 
     async def _awaited(
         self, queries: Sequence[str], drafts: Sequence[str | None], options: Options, where: Filter | None

@@ -3,16 +3,20 @@
 import asyncio
 import pickle
 import threading
+import types
+from contextvars import ContextVar
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
 from documents import same_documents
 from langchain_core.embeddings import DeterministicFakeEmbedding
+from langchain_core.vectorstores import InMemoryVectorStore
 from toys import lexical
 
 from langchain_rcr import EngineError, InputError, Item, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.families.backbone import LangChainBackbone
+from langchain_rcr.index.vectorstore import VectorStoreIndex
 
 EXAMPLES = [
     {"source": f"how many {color} {animal} are there", "target": f"count({color}({animal}))", "big": big}
@@ -30,8 +34,8 @@ class Counted:
 
     def __call__(self, queries: Any, *arguments: Any, **options: Any) -> Any:
         self.sizes.append(len(queries))
-        if "broken" in queries:
-            raise RuntimeError("the encoder is broken")
+        if broken := {"broken", "not finite"} & {*queries}:
+            raise RuntimeError("the encoder is broken") if "broken" in broken else InputError("not finite")
         return self.original(queries, *arguments, **options)
 
 
@@ -66,6 +70,8 @@ async def test_full_batches_leave_the_others_to_another_core(
 ) -> None:
     found = await asyncio.gather(*(retriever.ainvoke(query) for query in QUERIES * 10))
     assert sorted(counted.sizes) == [8, 16, 16]
+    await asyncio.gather(*(retriever.abatch(QUERIES * 3) for _ in range(2)))
+    assert counted.sizes[3:] == [12, 12]
     assert all(map(same_documents, found[:4], [await retriever.ainvoke(query) for query in QUERIES]))
 
 
@@ -85,6 +91,53 @@ async def test_embeddings_that_read_one_question_at_a_time_are_not_asked_one_aft
     remote = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, k=3)
     found = await asyncio.gather(*map(remote.ainvoke, QUERIES[:3]))
     assert [len(each) for each in found] == [3, 3, 3]
+
+
+async def test_a_lone_question_is_embedded_in_its_own_context_and_several_in_that_of_none() -> None:
+    user: ContextVar[str] = ContextVar("user", default="nobody")
+    seen = list[tuple[str, list[str]]]()
+
+    class Traced(DeterministicFakeEmbedding):
+        def embed_documents(self, texts: list[str]) -> list[list[float]]:
+            seen.append((user.get(), texts))
+            return super().embed_documents(texts)
+
+        def embed_query(self, text: str) -> list[float]:
+            return self.embed_documents([text])[0]
+
+    async def asked(query: str) -> Any:
+        user.set(query)
+        return await remote.ainvoke(query)
+
+    items = [Item(str(row["source"]), str(row["target"])) for row in EXAMPLES]
+    encoder = TriEncoder.build("embeddings", items, backbone=LangChainBackbone(Traced(size=16)), ngrams=0)
+    remote = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, k=3)
+    del seen[:]
+    await asyncio.gather(asked("mice"))
+    tasks = [asyncio.create_task(asked(query)) for query in QUERIES[:2]]
+    await asyncio.sleep(0)
+    tasks[1].cancel()
+    await asyncio.wait(tasks)
+    await asyncio.gather(*map(asked, QUERIES[:3]))
+    assert seen == [("mice", ["mice"]), ("nobody", QUERIES[:2]), ("nobody", QUERIES[:3])]
+
+
+async def test_a_store_outside_this_process_is_asked_side_by_side(retriever: SequentialCompositionalRetriever) -> None:
+    together, ready = threading.Barrier(4), threading.Event()
+
+    class Remote(InMemoryVectorStore):
+        def similarity_search_by_vector(self, *arguments: Any, **options: Any) -> Any:
+            if ready.is_set() and threading.current_thread().ident not in met:
+                met.add(threading.current_thread().ident)
+                together.wait(timeout=60)
+            return super().similarity_search_by_vector(*arguments, **options)
+
+    met = set[int | None]()
+    encoder, index = retriever.store.encoder, VectorStoreIndex(Remote, parallel=True)
+    remote = SequentialCompositionalRetriever.from_encoder(encoder, EXAMPLES, k=3, index=index)
+    ready.set()
+    found = await asyncio.gather(*map(remote.ainvoke, QUERIES))
+    assert all(map(same_documents, found, retriever.batch(QUERIES)))
 
 
 async def test_options_and_filters_of_one_have_no_effect_on_another(
@@ -137,19 +190,70 @@ async def test_where_all_are_cancelled_nothing_is_done_and_the_next_starts_anew(
     assert not retriever.store.now._next
 
 
+async def test_where_every_task_is_cancelled_the_next_question_is_answered(
+    retriever: SequentialCompositionalRetriever,
+) -> None:
+    before = asyncio.all_tasks()
+    task = asyncio.create_task(retriever.ainvoke("mice"))
+    await asyncio.sleep(0)
+    for each in (others := asyncio.all_tasks() - before):
+        each.cancel()
+    await asyncio.wait(others)
+    assert task.cancelled()
+    assert len(await asyncio.wait_for(retriever.ainvoke("mice"), timeout=60)) == 3
+    assert not retriever.store.now._next
+
+
+def test_tasks_may_start_eagerly(retriever: SequentialCompositionalRetriever, counted: Counted) -> None:
+    @types.coroutine
+    def rest(coro: Any, waits_for: Any, ended: list[Any]) -> Any:
+        while not ended:
+            sent = yield waits_for
+            try:
+                waits_for = coro.send(sent)
+            except StopIteration as stop:
+                ended = [stop.value]
+        return ended[0]
+
+    def eager(loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
+        """What `asyncio.eager_task_factory` does (Python 3.12), as long as nothing fails."""
+        waits_for, ended = None, list[Any]()
+        try:
+            waits_for = coro.send(None)
+        except StopIteration as stop:
+            ended = [stop.value]
+        return asyncio.Task(rest(coro, waits_for, ended), loop=loop, **options)
+
+    async def asked() -> list[Any]:
+        loop = asyncio.get_running_loop()
+        loop.set_task_factory(eager)
+        try:
+            return await asyncio.gather(*map(retriever.ainvoke, QUERIES))
+        finally:
+            loop.set_task_factory(None)
+
+    alone = retriever.batch(QUERIES)
+    assert all(map(same_documents, asyncio.run(asked()), alone))
+    assert counted.sizes == [4, 4]
+
+
 async def test_a_text_that_cannot_be_embedded_fails_alone(
     retriever: SequentialCompositionalRetriever, counted: Counted
 ) -> None:
     alone = await retriever.ainvoke("mice")
     tasks = retriever.ainvoke("broken"), retriever.ainvoke("mice"), retriever.ainvoke("cats")
     broken, found, _ = await asyncio.gather(*tasks, return_exceptions=True)
+    odd, others = await asyncio.gather(*map(retriever.ainvoke, ("not finite", "mice")), return_exceptions=True)
     assert isinstance(broken, RuntimeError)
     assert isinstance(found, list)
     assert same_documents(found, alone)
-    assert counted.sizes == [1, 3, 1, 1, 1]
+    assert isinstance(odd, InputError)
+    assert isinstance(others, list)
+    assert same_documents(others, alone)
+    assert counted.sizes == [1, 3, 1, 1, 1, 2, 1, 1]
     with pytest.raises(RuntimeError, match="the encoder is broken"):
         await retriever.ainvoke("broken")
-    assert counted.sizes[5:] == [1]
+    assert counted.sizes[8:] == [1]
 
 
 async def test_an_outage_of_the_engine_reaches_all_at_once(
