@@ -63,11 +63,12 @@ def track(items: Sequence[T], text: str) -> Iterator[T]:
 def spread(work: Callable[[T], R], items: Sequence[T], text: str) -> Iterator[R]:
     """What work that releases Python's lock makes of each item, in order, with a bar as `track` shows it.
 
-    There are as many threads as `OMP_NUM_THREADS` says, or else cores.
+    There are as many threads as `OMP_NUM_THREADS` says, or else cores; in a `stoppable` block only the caller's, since
+    the end of the process waits for all work that other threads were given.
     """
     limit = os.environ.get("OMP_NUM_THREADS", "")
     cores = int(limit) if limit.isdecimal() else os.cpu_count() or 1
-    if min(cores, len(items)) < 2:
+    if min(cores, len(items)) < 2 or _stop.get() is not None:
         yield from map(work, track(items, text))
         return
     threads = ThreadPoolExecutor(min(cores, len(items)))

@@ -117,6 +117,12 @@ def test_what_is_no_longer_wanted_is_not_begun(monkeypatch: pytest.MonkeyPatch) 
     assert len(done) < 1000
 
 
+def test_the_end_of_the_process_waits_for_no_work_in_the_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    with progress.stoppable(threading.Event()):
+        assert {*progress.spread(lambda _: threading.get_ident(), range(9), "working")} == {threading.get_ident()}
+
+
 def test_an_error_of_some_work_ends_all(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     with pytest.raises(ZeroDivisionError):
