@@ -65,7 +65,7 @@ def test_equals_the_slow_loop(seed, monkeypatch):
     barred = [rng.choice(14, size=rng.integers(0, 4), replace=False).tolist() for _ in queries]
     expected = [slow(pairs, *each, 10) for each in zip(queries, golds, barred, strict=True)]
     assert make(pairs).pick(queries, 10, barred, golds).tolist() == expected
-    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 20)
+    monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", 20)
     assert make(pairs).pick(queries, 10, barred, golds).tolist() == expected
 
 

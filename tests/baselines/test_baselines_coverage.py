@@ -43,7 +43,7 @@ def test_equals_the_slow_loop(seed, soft, monkeypatch):
     exclude = [rng.choice(25, size=rng.integers(0, 6), replace=False).tolist() for _ in range(17)]
     expected_positions, expected_gains = slow(needs, pool, 8, exclude)
     for block_elements in (1 << 23, 60):
-        monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", block_elements)
+        monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", block_elements)
         positions, gains = greedy_coverage(sparse.csr_array(needs), sparse.csr_array(pool), 8, exclude)
         assert positions.dtype == np.int64
         assert (positions == expected_positions).all()

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from langchain_core.vectorstores.utils import maximal_marginal_relevance as langchain_mmr
 from rcr_trainer import baselines
-from rcr_trainer.baselines.base import top_k
 from rcr_trainer.baselines.dense import BERTSelector, ContrieverSelector, DenseSelector, MMRSelector
+from rcr_trainer.data.arrays import top_k
 from toys import tuned
 
 
@@ -91,7 +91,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch):
     queries = [str(i) for i in range(30, 60)]
     selectors = [DenseSelector(pool(30), embed=embed), MMRSelector(pool(30), embed=embed)]
     whole = [selector.pick(queries, 5) for selector in selectors]
-    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 100)
+    monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", 100)
     for selector, expected in zip(selectors, whole, strict=True):
         assert (selector.pick(queries, 5) == expected).all()
 

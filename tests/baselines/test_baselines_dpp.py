@@ -103,7 +103,7 @@ def test_blocks_of_queries_change_nothing(monkeypatch):
     queries = [str(i) for i in range(30, 60)]
     selector = tuned(DPPSelector(pool(30), embed=embed), fetch_k=12)
     whole = selector.pick(queries, 14)
-    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 500)
+    monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", 500)
     assert (selector.pick(queries, 14) == whole).all()
 
 

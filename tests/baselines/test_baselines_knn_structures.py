@@ -76,5 +76,5 @@ def test_equals_the_slow_loop(seed, temperature, neighbours, monkeypatch):
     expected = [slow(pairs, q, out, 8, temperature, neighbours) for q, out in zip(queries, barred, strict=True)]
     selector = make(pairs, temperature=temperature, neighbours=neighbours)
     assert selector.pick(queries, 8, barred).tolist() == expected
-    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 40)
+    monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", 40)
     assert selector.pick(queries, 8, barred).tolist() == expected

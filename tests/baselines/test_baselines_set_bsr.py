@@ -119,7 +119,7 @@ def many():
 def test_blocks_change_nothing(many, monkeypatch):
     whole = make(many[:40]).pick(many[40:], 6)
     assert whole.tolist() == [slow(many[:40], query, range(40), 6) for query in many[40:]]
-    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 700)
+    monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", 700)
     monkeypatch.setattr("rcr_trainer.baselines.set_bsr._PRODUCTS", 90)
     monkeypatch.setattr("rcr_trainer.baselines.set_bsr._TEXTS", 7)
     assert (make(many[:40]).pick(many[40:], 6) == whole).all()

@@ -10,8 +10,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from rcr_trainer import baselines
-from rcr_trainer.baselines.base import Baseline, Resources, TradeOff, top_k
+from rcr_trainer.baselines.base import Baseline, Resources, TradeOff
 from rcr_trainer.baselines.dense import DenseSelector
+from rcr_trainer.data.arrays import top_k
 from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.harness import evaluate
 from rcr_trainer.evaluation.plain import PlainSelectors, choose, plain_selectors
@@ -257,7 +258,7 @@ def test_what_is_barred_is_read_a_block_of_queries_at_a_time(monkeypatch):
     """With groups, most of the pool is barred for every query: all at once, that may fill the memory."""
     plain, lists = plain_selectors(POOL, NO_EMBEDDINGS, names=["bm25", "oracle"]), [[i, i + 1] for i in range(10)]
     whole, choice = run(plain, exclude=lists), chosen("mmr", exclude=lists)
-    monkeypatch.setattr("rcr_trainer.data.coverage._BLOCK_ELEMENTS", 3 * len(POOL))
+    monkeypatch.setattr("rcr_trainer.data.arrays._BLOCK_ELEMENTS", 3 * len(POOL))
     monkeypatch.setattr("rcr_trainer.evaluation.harness.LATENCY_BATCH", 3)
     barred = Lazy(10)
     report = run(plain, exclude=barred)

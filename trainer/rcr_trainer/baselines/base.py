@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 from langchain_core.example_selectors import BaseExampleSelector
@@ -18,7 +18,7 @@ from langchain_rcr.policy.prompt import APPENDIX_D, Prompt
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import BASELINES, LearnedSettings
-from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.data.arrays import row_blocks
 from rcr_trainer.llm.scoring import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
@@ -29,7 +29,6 @@ Embed: TypeAlias = Callable[[Sequence[str]], np.ndarray]  # texts (n) to vectors
 EmbedTokens: TypeAlias = Callable[[Sequence[str]], list[np.ndarray]]
 """Texts to the contextual vectors of their tokens, (tokens, D) per text."""
 
-ValueT = TypeVar("ValueT", bound=Hashable)
 _SOURCE, _TARGET = "source", "target"
 _MISSING = {
     "embed": "no embeddings were given",
@@ -191,27 +190,6 @@ class Baseline(BaseExampleSelector, ABC):
     @property
     def _programs(self) -> list[str]:
         return [example[_TARGET] for example in self.examples]
-
-
-def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:
-    """The distinct values, and the place (N,) of each value among them: equal ones, computed once, tie exactly."""
-    rows = {value: row for row, value in enumerate(dict.fromkeys(values))}
-    return list(rows), np.array([rows[value] for value in values], dtype=np.int64)
-
-
-def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """The k best positions of each row, (B, k), best first, ties to the lowest.
-
-    Excluded positions come last: their scores (B, N) are overwritten with −inf.
-    """
-    for line, barred in zip(scores, excluded, strict=False):
-        line[barred] = -np.inf
-    threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]
-    picked = np.empty((len(scores), k), dtype=np.int64)
-    for row, (values, least) in enumerate(zip(scores, threshold, strict=True)):
-        candidates = np.flatnonzero(values >= least)
-        picked[row] = candidates[np.argsort(-values[candidates], kind="stable")[:k]]
-    return picked
 
 
 def _text(values: Mapping[str, Any], key: str, error: type[InputError | PoolError], what: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.families.model_files import unit
-from rcr_trainer.baselines.base import Baseline, Embed, TradeOff, distinct, top_k
+from rcr_trainer.baselines.base import Baseline, Embed, TradeOff
+from rcr_trainer.data.arrays import distinct, top_k
 
 _NO_VOLUME = 1e-5  # below this, what is left of a candidate's volume of 1 is rounding error
 

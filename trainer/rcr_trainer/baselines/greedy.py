@@ -9,8 +9,9 @@ import numpy as np
 from scipy import sparse
 
 from langchain_rcr.programs.tree import CHILD, SIBLING
-from rcr_trainer.baselines.base import Baseline, TradeOff, distinct, top_k
+from rcr_trainer.baselines.base import Baseline, TradeOff
 from rcr_trainer.baselines.dense import DenseSelector
+from rcr_trainer.data.arrays import distinct, top_k
 from rcr_trainer.data.coverage import PoolStructures, greedy_coverage
 from rcr_trainer.data.okapi import BM25Scorer
 

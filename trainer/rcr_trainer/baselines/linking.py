@@ -18,9 +18,10 @@ import numpy as np
 from langchain_rcr.basics.items import WORD
 from langchain_rcr.policy.schema import words
 from langchain_rcr.programs import ProgramSpec, Tree, get_parser
-from rcr_trainer.baselines.base import TradeOff, top_k
+from rcr_trainer.baselines.base import TradeOff
 from rcr_trainer.baselines.dense import DenseSelector
 from rcr_trainer.baselines.simple import BM25Selector
+from rcr_trainer.data.arrays import top_k
 from rcr_trainer.data.coverage import PoolStructures
 from rcr_trainer.data.okapi import BM25Scorer
 

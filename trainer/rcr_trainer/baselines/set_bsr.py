@@ -17,8 +17,9 @@ from typing import Any, ClassVar
 import numpy as np
 
 from langchain_rcr.families.model_files import unit
-from rcr_trainer.baselines.base import Baseline, distinct
-from rcr_trainer.data.coverage import greedy_set_cover, row_blocks
+from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.data.arrays import distinct, row_blocks
+from rcr_trainer.data.coverage import greedy_set_cover
 
 _PRODUCTS = 1 << 22  # token similarities held in memory at once: 16 MiB
 _TEXTS = 4096  # questions embedded at once

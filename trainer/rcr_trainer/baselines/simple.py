@@ -8,7 +8,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from rcr_trainer.baselines.base import Baseline, top_k
+from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.data.arrays import top_k
 from rcr_trainer.data.okapi import BM25Scorer
 
 

@@ -6,17 +6,17 @@ oracle, the fixed set and SFT); `greedy_set_cover` is that of Gupta, Gardner and
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from functools import cache
 from itertools import chain
 
 import numpy as np
 from scipy import sparse
 
-from langchain_rcr.index.ranking import blocks, checked_exclude
+from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.data.arrays import row_blocks
 
-_BLOCK_ELEMENTS = 1 << 23  # queries × candidates held dense at once: 32 MiB in float32
 _GRID = 2.0**-16  # degrees of coverage are rounded to this, so that ties stay ties in whatever order BLAS sums
 
 
@@ -97,11 +97,6 @@ def recall(gold: sparse.csr_array, pool: sparse.csr_array, positions: np.ndarray
     """
     shown = sum((pool[picks] for picks in positions.T), start=sparse.csr_array(gold.shape))
     return np.asarray(gold.multiply(shown > 0).sum(axis=1), dtype=np.float64) / np.diff(gold.indptr)
-
-
-def row_blocks(n_rows: int, n_columns: int, most: int | None = None) -> Iterator[slice]:
-    """Slices over n_rows such that dense blocks (rows, n_columns) have at most `most` elements (default 8 million)."""
-    return blocks(n_rows, n_columns, most or _BLOCK_ELEMENTS)
 
 
 def greedy_set_cover(coverage: np.ndarray, row_of: np.ndarray, barred: np.ndarray, k: int) -> np.ndarray:

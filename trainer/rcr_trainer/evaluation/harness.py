@@ -19,8 +19,8 @@ from langchain_rcr.index.ranking import checked_exclude
 from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines.base import Baseline, Exclude
+from rcr_trainer.data.arrays import row_blocks
 from rcr_trainer.data.check import shared
-from rcr_trainer.data.coverage import row_blocks
 from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.metrics import paired_intervals

@@ -37,7 +37,7 @@ from langchain_rcr.pool.examples import ExamplePool
 from langchain_rcr.pool.outcomes import Outcome, OutcomeLog
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.retriever import SequentialCompositionalRetriever
-from rcr_trainer.baselines.base import distinct
+from rcr_trainer.data.arrays import distinct
 from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
 from rcr_trainer.evaluation.off_policy import described, gains, halves, predicted, walk, weights

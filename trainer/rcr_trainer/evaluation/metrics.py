@@ -12,8 +12,7 @@ from collections.abc import Hashable, Mapping, Sequence
 
 import numpy as np
 
-from rcr_trainer.baselines.base import distinct
-from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.data.arrays import distinct, row_blocks
 from rcr_trainer.evaluation.report import OURS, Interval
 
 FEW_PROGRAMS = 30

@@ -19,7 +19,7 @@ from langchain_rcr.basics.rows import BoolArray, IntArray, product
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.selection import EXPLORED, drawn_from
-from rcr_trainer.baselines.base import top_k
+from rcr_trainer.data.arrays import top_k
 from rcr_trainer.training.advantages import FloatArray
 
 CLIP = 50.0  # the largest weight of a question

@@ -19,7 +19,8 @@ from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import BASELINES, get_baseline
 from rcr_trainer.baselines.base import Baseline, Embed, EmbedTokens, Exclude, Resources, TradeOff
-from rcr_trainer.data.coverage import recall, row_blocks, structure_matrices
+from rcr_trainer.data.arrays import row_blocks
+from rcr_trainer.data.coverage import recall, structure_matrices
 from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.evaluation.report import Choice

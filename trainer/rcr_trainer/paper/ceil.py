@@ -26,8 +26,9 @@ from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.families.model_files import unit
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
-from rcr_trainer.baselines.base import TradeOff, top_k
+from rcr_trainer.baselines.base import TradeOff
 from rcr_trainer.baselines.dense import DPPSelector
+from rcr_trainer.data.arrays import top_k
 from rcr_trainer.paper.learned import EPRSelector
 
 MARGIN = 0.02  # from their training script

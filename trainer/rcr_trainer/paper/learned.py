@@ -23,8 +23,8 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import arranged
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
-from rcr_trainer.baselines.base import Baseline, distinct, top_k
-from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.baselines.base import Baseline
+from rcr_trainer.data.arrays import distinct, row_blocks, top_k
 from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.losses import Targets, info_nce

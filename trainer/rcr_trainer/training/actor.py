@@ -19,7 +19,7 @@ from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.triencoder import TriEncoder
-from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.data.arrays import row_blocks
 from rcr_trainer.data.examples import Example
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states

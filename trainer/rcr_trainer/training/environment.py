@@ -16,7 +16,7 @@ from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.policy.selection import greedy
-from rcr_trainer.data.coverage import row_blocks
+from rcr_trainer.data.arrays import row_blocks
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import HeldOut, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError

@@ -14,8 +14,8 @@ from scipy import sparse
 
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
 from langchain_rcr.programs import ProgramSpec
-from rcr_trainer.baselines.base import top_k
-from rcr_trainer.data.coverage import greedy_coverage, recall, row_blocks, structure_matrices
+from rcr_trainer.data.arrays import row_blocks, top_k
+from rcr_trainer.data.coverage import greedy_coverage, recall, structure_matrices
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.okapi import BM25Scorer
 from rcr_trainer.errors import DataError
