@@ -135,7 +135,10 @@ class Calls:
                 if self.too_long is None:
                     logger.warning("%s: prompts like that have no answer", outcome.error)
                 self.too_long = outcome.error
-                return {key: _too_long(request) for key, request in requests.items()}
+                return {
+                    key: Answer("-inf" if isinstance(each, Scored) else None, "too_long")
+                    for key, each in requests.items()
+                }
             if outcome.kind == "stop":
                 raise outcome.error
             # A rate limit is no fault of this prompt as long as others are answered.
@@ -253,7 +256,3 @@ class Calls:
         told = "%s: %s in attempt %d, next in %.1f s"
         logger.info(told, self._client.name, fault.reason, attempt, wait or fault.wait or 0.0)
         await asyncio.sleep(wait)
-
-
-def _too_long(request: Request) -> Answer:
-    return Answer("-inf" if isinstance(request, Scored) else None, "too_long")

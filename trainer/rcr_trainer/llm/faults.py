@@ -9,6 +9,7 @@ import math
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -168,15 +169,11 @@ def retry_after(headers: Mapping[str, str]) -> float | None:
     """Seconds to wait according to `retry-after-ms` or `Retry-After` (seconds or a date); None if neither is usable."""
     for name, scale in (("retry-after-ms", 1000.0), ("retry-after", 1.0)):
         value = str(headers.get(name) or "").strip()
-        try:
-            seconds = float(value) / scale
-        except ValueError:
-            try:
-                seconds = parsedate_to_datetime(value).timestamp() - time.time()
-            except (ValueError, TypeError, OverflowError):
-                continue
-        if not math.isnan(seconds):
-            return max(0.0, seconds)
+        with suppress(ValueError):
+            if not math.isnan(seconds := float(value) / scale):
+                return max(0.0, seconds)
+        with suppress(ValueError, TypeError, OverflowError):
+            return max(0.0, parsedate_to_datetime(value).timestamp() - time.time())
     return None
 
 

@@ -208,12 +208,8 @@ class EPRSelector(LearnedSelector):
         near, scores = self._scored(rows)
         ranked = np.take_along_axis(near, np.argsort(-scores, axis=1, kind="stable"), axis=1)
         questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
-
-        def states(queries: IntArray, _: IntArray) -> Tensor:
-            vectors: Tensor = model.query(questions.select(queries))
-            return vectors
-
-        self._contrast(model, rows, ranked[:, None], self.options.extreme, ranked[:, :1], states)
+        single = ranked[:, None], self.options.extreme, ranked[:, :1]
+        self._contrast(model, rows, *single, lambda queries, _: model.query(questions.select(queries)))
 
     def _scored(self, rows: IntArray) -> tuple[IntArray, FloatArray]:
         """(Q, L) each question's candidates, and the log-likelihoods of its program after each of them."""

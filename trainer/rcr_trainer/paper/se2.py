@@ -65,12 +65,8 @@ class Se2Selector(LearnedSelector):
         )
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        vectors, width = self._vectors(queries), self.options.beam_width
-
-        def logits(rows: IntArray, picks: IntArray) -> FloatArray:
-            return self._pool_logits(vectors(rows, picks))
-
-        return beam(logits, excluded, k, width=width, horizon=self.k)
+        vectors, shape = self._vectors(queries), {"width": self.options.beam_width, "horizon": self.k}
+        return beam(lambda rows, picks: self._pool_logits(vectors(rows, picks)), excluded, k, **shape)
 
 
 class Se2TriSelector(Se2Selector):

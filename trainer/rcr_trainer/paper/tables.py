@@ -99,11 +99,6 @@ GRPO = "grpo"  # the variant that most tables have: both stages, and every selec
 RIVALS: tuple[str, ...] = tuple(published()["rivals"])  # the selectors of the main table, the paper's first
 
 
-def _advantage(label: str) -> Variant:
-    name = label.lower()
-    return Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **ALONE}, {OURS: Row(label)})
-
-
 def _reward(name: str, shown: str = "") -> Variant:
     settings = {"reward": {"names": [name], "weights": []}, **ALONE}
     return Variant(f"grpo-{name}", settings, {OURS: Row(f"{shown or name} reward")})
@@ -142,9 +137,9 @@ TABLES = {
         [
             Variant(GRPO, {}, {OURS: Row("GRPO"), WITHOUT_RL: Row("w/o RL")}),
             *(
-                _advantage(label)
+                Variant(f"grpo-{name}", {"grpo": {"advantage": name}, **ALONE}, {OURS: Row(label)})
                 for label in published()["tables"]["rl"]["rows"]
-                if label.lower() in ADVANTAGES and label != "GRPO"
+                if (name := label.lower()) in ADVANTAGES and label != "GRPO"
             ),
         ],
         GEOQUERY,

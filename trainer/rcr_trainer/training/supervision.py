@@ -121,12 +121,7 @@ def hard_negatives(
         order = np.argsort(near, axis=2, kind="stable")[..., :worst]
         least[block] = np.take_along_axis(nearest[:, None], order, axis=2)
         found[block] = open_.sum(axis=2).clip(1, least.shape[2])
-
-    def draw(queries: IntArray, steps: IntArray, rng: np.random.Generator) -> IntArray:
-        drawn: IntArray = least[queries, steps, rng.integers(found[queries, steps])]
-        return drawn
-
-    return draw
+    return lambda queries, steps, rng: least[queries, steps, rng.integers(found[queries, steps])]
 
 
 # ---------------------------------------------------------------- batches
