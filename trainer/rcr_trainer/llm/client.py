@@ -100,8 +100,6 @@ class Client:
             return await self._score([each for each in requests if isinstance(each, Scored)])
         values = [self._prompt(each) for each in requests if not isinstance(each, Scored)]
         result = await self._model.agenerate_prompt(values, stop=self.stop or None)
-        if len(result.generations) != len(values) or not all(result.generations):
-            raise MalformedResponseError("no choices")
         whole = result.llm_output if len(values) == 1 else None
         return [answer_of(row[0], self.stop, whole) for row in result.generations]
 
