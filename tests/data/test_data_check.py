@@ -78,6 +78,14 @@ def test_what_both_files_hold_is_found(capsys, files):
     assert lines[at + 1] == f"      line 9: {QUESTIONS[1]}"
 
 
+def test_a_file_with_braces_in_its_name_is_compared_too(capsys, files):
+    (files / "train.jsonl").rename(files / "train-{date}.jsonl")
+    write(files / "{0}.jsonl", [{"question": QUESTIONS[0], "query": "SELECT a0 FROM t WHERE b = 0"}])
+    lines = said(capsys, "data", "check", "train-{date}.jsonl", "{0}.jsonl", code=1)
+    flatters = "figures on them say nothing about new questions"
+    assert f"! pairs that are also in train-{{date}}.jsonl: 1 of 1; {flatters}" in lines
+
+
 def test_rows_that_repeat_others_are_named(capsys, here):
     rows = [{"source": question, "target": "f ( x )"} for question in QUESTIONS[:5]]
     write(here / "a.jsonl", [*rows, rows[1]])

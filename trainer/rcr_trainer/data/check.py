@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,14 +50,6 @@ class FileCheck:
     examples: Sequence[Example]
     report: ReadReport
     findings: list[Finding] = field(default_factory=list)
-
-    def note(
-        self, count: int, text: str, places: Iterable[str] = (), *, fix: bool = False, overlap: bool = False
-    ) -> None:
-        """Add a finding unless the count is 0; `text` may hold {count} and {total}."""
-        if count:
-            filled = text.format(count=count, total=len(self.examples))
-            self.findings.append(Finding(filled, list(places), fix, overlap))
 
     def at(self, number: int, text: str | None = None) -> str:
         """The place of an example, and its question or another text."""
@@ -122,10 +114,8 @@ def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec) -> list[Fi
     for path in paths:
         read = read_examples(path, source_key=keys.source, target_key=keys.target, id_key=keys.id, collect=True)
         checks.append(check := FileCheck(path.name, *read))
-        _check_rows(check, spec)
-        if len(checks) > 1:
-            _compare(check, checks[0], spec)
-        check.findings.sort(key=lambda finding: not finding.fix)
+        found = [*_in_rows(check, spec), *(_in_both(check, checks[0], spec) if len(checks) > 1 else ())]
+        check.findings = sorted(found, key=lambda finding: not finding.fix)
     return checks
 
 
@@ -136,7 +126,7 @@ def check_split(split: Split, spec: ProgramSpec) -> list[FileCheck]:
         for part, examples in (("train", split.train), ("dev", split.dev), ("test", split.test))
     )
     for check in held_out:
-        _compare(check, training, spec)
+        check.findings = [*_in_both(check, training, spec)]
     return held_out
 
 
@@ -149,34 +139,41 @@ def in_one_line(checks: Sequence[FileCheck]) -> str:
     return f"{said}; to fix: {to_fix} (`rcr-train data check` names the rows)" if to_fix else said
 
 
-def _check_rows(check: FileCheck, spec: ProgramSpec) -> None:
+def _in_rows(check: FileCheck, spec: ProgramSpec) -> Iterator[Finding]:
     """Rows that can't be used or repeat others, and programs that don't parse."""
     report, examples = check.report, check.examples
-    check.note(len(report.faults), "rows that can't be read: {count}", report.faults, fix=True)
-    blank = [f"{report.unit} {place}" for place in report.empty]
-    check.note(len(blank), "rows without question or program, which are left out: {count}", blank, fix=True)
-    broken = set(unparsed(examples, spec))
-    places = [check.at(n, example.target) for n, example in enumerate(examples) if example.id in broken]
-    text = f"programs that don't parse as {spec.language}, which count by their tokens alone: {{count}} of {{total}}"
-    if 2 * len(places) > len(examples):
-        text += f" ({guess_language([example.target for example in examples])[1]})"
-    check.note(len(places), text, places, fix=True)
-    repeated = report.duplicates
-    text = "rows that repeat an earlier one, so that a prompt may show both: {count} of {total}"
-    check.note(len(repeated), text, [report.at(repeated)])
+    if report.faults:
+        yield Finding(f"rows that can't be read: {len(report.faults)}", report.faults, fix=True)
+    if report.empty:
+        text = f"rows without question or program, which are left out: {len(report.empty)}"
+        yield Finding(text, [f"{report.unit} {place}" for place in report.empty], fix=True)
+    if broken := set(unparsed(examples, spec)):
+        places = [check.at(n, example.target) for n, example in enumerate(examples) if example.id in broken]
+        text = f"programs that don't parse as {spec.language}, which count by their tokens alone"
+        text += f": {len(places)} of {len(examples)}"
+        if 2 * len(places) > len(examples):
+            text += f" ({guess_language([example.target for example in examples])[1]})"
+        yield Finding(text, places, fix=True)
+    if repeated := report.duplicates:
+        text = f"rows that repeat an earlier one, so that a prompt may show both: {len(repeated)} of {len(examples)}"
+        yield Finding(text, [report.at(repeated)])
 
 
-def _compare(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> None:
+def _in_both(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> Iterator[Finding]:
+    """What a file shares with the training data."""
     pairs, questions = shared(check.examples, training.examples)
-    text = f"pairs that are also in {training.name}: {{count}} of {{total}}; {_FLATTERS}"
-    check.note(len(pairs), text, map(check.at, pairs), fix=True)
-    text = f"questions that {training.name} has with another program: {{count}} of {{total}}; {_FLATTERS}"
-    check.note(len(questions), text, map(check.at, questions), fix=True)
+    total = len(check.examples)
+    if pairs:
+        text = f"pairs that are also in {training.name}: {len(pairs)} of {total}; {_FLATTERS}"
+        yield Finding(text, [*map(check.at, pairs)], fix=True)
+    if questions:
+        text = f"questions that {training.name} has with another program: {len(questions)} of {total}; {_FLATTERS}"
+        yield Finding(text, [*map(check.at, questions)], fix=True)
     known = {spec.key(target) for target in {example.target for example in training.examples}}
-    count = sum(spec.key(example.target) in known for example in check.examples)
-    text = f"programs (values aside) that also occur in {training.name}: {{count}} of {{total}}; "
-    text += "normal where both come from one source, but they test no new combinations"
-    check.note(count, text, overlap=True)
+    if count := sum(spec.key(example.target) in known for example in check.examples):
+        text = f"programs (values aside) that also occur in {training.name}: {count} of {total}; "
+        text += "normal where both come from one source, but they test no new combinations"
+        yield Finding(text, overlap=True)
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
