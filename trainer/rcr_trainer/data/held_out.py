@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -17,6 +16,7 @@ from langchain_rcr.families.encoding import Features
 from langchain_rcr.families.folds import ALONE, Folds
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
+from rcr_trainer.data.arrays import distinct
 from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.data.examples import Example
 
@@ -45,21 +45,15 @@ class Barred(Sequence[IntArray]):
         with_program: bool | BoolArray = False,
         folds: Sequence[IntArray] | None = None,
     ) -> None:
-        numbers = defaultdict[object, int](count().__next__)  # equal traits have equal numbers
-
-        def traits(example: Example, program: object) -> list[int]:
-            own = ("id", example.id), example.plain, ("program", program), ("group", example.group)
-            return [numbers[trait] for trait in own]
-
         with_program = np.broadcast_to(with_program, len(queries))
         keyed = with_program.any()  # else no program needs to be read
-        of_pool = [traits(example, spec.key(example.target) if keyed else "") for example in pool]
-        of_queries = [
-            traits(query, spec.key(query.target) if program else None)
-            for query, program in zip(queries, with_program, strict=True)
-        ]
-        self._pool = np.array(of_pool, dtype=np.int32).reshape(-1, 4).T.copy()  # (4, N)
-        self._queries = np.array(of_queries, dtype=np.int32).reshape(-1, 4)
+        programs: list[str | None] = [spec.key(each.target) if keyed else "" for each in pool]
+        programs += [spec.key(each.target) if own else None for each, own in zip(queries, with_program, strict=True)]
+        every = [*pool, *queries]
+        ids, texts, groups = ([getattr(each, trait) for each in every] for trait in ("id", "plain", "group"))
+        # Equal traits have equal numbers.
+        numbers = np.array([distinct(each)[1] for each in (ids, texts, programs, groups)], dtype=np.int32)
+        self._pool, self._queries = numbers[:, : len(pool)], numbers[:, len(pool) :].T  # (4, N), (Q, 4)
         self._folds = folds
 
     def __len__(self) -> int:
