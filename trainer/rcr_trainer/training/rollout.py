@@ -7,6 +7,7 @@ probability of a sequence is the product over its steps of renormalised probabil
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -76,12 +77,8 @@ def _invert(policy: Tensor, uniforms: Tensor) -> Tensor:
 
 def states(start: State[Any], contexts: Tensor) -> Tensor:
     """The state before every pick (Eq. 4), (R, k, D), from the start and E_z (R, k − 1, D) of the earlier picks."""
-    vectors = [start.vector()]
-    state = start
-    for step in range(contexts.shape[1]):
-        state = state.update(contexts[:, step])
-        vectors.append(state.vector())
-    return torch.stack(vectors, dim=1)
+    every = accumulate(contexts.unbind(1), lambda state, context: state.update(context), initial=start)
+    return torch.stack([state.vector() for state in every], dim=1)
 
 
 def masked(barred: Tensor, picks: Tensor) -> Tensor:

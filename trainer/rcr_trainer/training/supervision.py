@@ -151,15 +151,14 @@ class Batch:
 
     def allowed(self, forbidden: Sequence[IntArray], pool: int) -> BoolArray:
         """(B, k, C) bool; which candidates each state may pick; `forbidden` are those that each query never gets."""
-        column = np.full(pool, -1)
+        column = np.full(pool, len(self.candidates))  # what isn't a candidate has a last column, which is cut off
         column[self.candidates] = np.arange(len(self.candidates))
-        allowed = np.ones((*self.steps.shape, len(self.candidates)), dtype=bool)
+        allowed = np.ones((*self.steps.shape, len(self.candidates) + 1), dtype=bool)
         for row, query in enumerate(self.queries):
-            barred, picked = column[forbidden[query]], column[self.picked[row]]
-            allowed[row, :, barred[barred >= 0]] = False
-            for step in np.flatnonzero(picked >= 0):
-                allowed[row, step + 1 :, picked[step]] = False
-        return allowed
+            allowed[row, :, column[forbidden[query]]] = False
+            for step, picked in enumerate(column[self.picked[row]], 1):
+                allowed[row, step:, picked] = False
+        return allowed[:, :, :-1]
 
 
 def listwise_batches(
