@@ -46,7 +46,7 @@ class Calls:
         self._most, self._active, self._halved = 1 if is_local else settings.concurrency, 0, -math.inf
         self._timeout = None if is_local else settings.timeout
         self._not_before = 0.0
-        self._malformed, self._well_formed = 0, False
+        self._malformed = 0
         self._said_waiting = False
         self._doubtful: dict[bytes, Answer] = {}  # malformed; kept once the server is seen to answer other prompts
         self.too_long: Exception | None = None  # how the server last refused a prompt that is longer than it reads
@@ -57,7 +57,7 @@ class Calls:
         """Wait for running calls, so that what is paid for is kept; then close the client."""
         if self._asking is not None:
             await asyncio.wait([self._asking])
-        if self._well_formed:
+        if self._stats.paid:
             await self._book(self._doubtful, None, Use())
         await self._client.close()
 
@@ -164,7 +164,7 @@ class Calls:
         used = sum((Use(1, answer.prompt_tokens, answer.completion_tokens) for answer in answers.values()), Use())
         self._stats.paid += len(answers)
         answers = self._doubtful | answers
-        self._malformed, self._well_formed, self._doubtful = 0, True, {}
+        self._malformed, self._doubtful = 0, {}
         return await self._book(answers, worst, used)
 
     async def _give_up(self, requests: Mapping[bytes, Request], fault: Fault) -> dict[bytes, Answer]:

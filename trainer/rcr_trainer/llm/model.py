@@ -71,7 +71,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         # A group's prompts often get the same answer.
         self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=prompt.labels))
         self._language, self._looked_at, self._useless = language, 0, 0
-        self._scores: bool | UnscoredError | None = True if settings.kind == "local" else None
+        self._scores: bool | UnscoredError = settings.kind == "local"  # False: not known yet
         self._closed = False
         self._seen: set[bytes] = set()
 
@@ -112,10 +112,10 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
             new = next((each for each in requests if not self._cache.get([self._client.key(each)])), None)
-            if new is not None and self._scores is None:
-                self._scores = self._try_ways(new)
-            if new is not None and isinstance(self._scores, UnscoredError):
-                raise self._scores
+            if new is not None:
+                self._scores = self._scores or self._try_ways(new)
+                if isinstance(self._scores, UnscoredError):
+                    raise self._scores
         texts = [answer.text for answer in self._answers(requests)]
         scores = [float(text) for text in texts if text is not None]
         if len(scores) < len(texts):
