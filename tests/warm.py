@@ -26,11 +26,17 @@ from typing import IO, Any
 
 JOBS = "WARM_JOBS"
 """Names the pipe of a server that runs, in the environment of `commands`."""
-THIRD_PARTY = ("langchain_core.retrievers", "langchain_core.runnables", "safetensors.torch", "scipy.sparse", "torch")
+THIRD_PARTY = (
+    "langchain_core.retrievers",
+    "langchain_core.runnables",
+    "safetensors.torch",
+    "scipy.optimize",
+    "scipy.sparse",
+    "torch._dynamo",  # which transformers loads, and which takes longer than all else
+)
 """Nothing that reads the environment at its import, as huggingface_hub and transformers do."""
 
 REST = (
-    "torch._dynamo",  # which the optimisers load
     "langchain_openai",
     "langchain_rcr.families.embeddings",
     "langchain_rcr.programs.functional",
@@ -42,7 +48,6 @@ REST = (
     "rcr_trainer.race",
     "rcr_trainer.rewards.ours",
     "rcr_trainer.sft",
-    "scipy.optimize",
 )
 
 
@@ -139,9 +144,11 @@ def _jobs() -> IO[bytes]:
 
 def _serve(lines: Iterable[str], modules: Iterable[str], *, fresh: bool) -> None:
     """Run a program for each line; from here on this returns in the program's process, and where no line is left."""
+    gc.disable()  # nothing that is imported is garbage
     for name in modules:
         importlib.import_module(name)
     gc.freeze()  # or else each program copies all memory when it collects
+    gc.enable()
     rest = None
     for line in lines:
         job = json.loads(line)
