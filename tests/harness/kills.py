@@ -45,14 +45,19 @@ llm: {{kind: completion, model: m, concurrency: {AT_ONCE}}}
 threads: 1
 """
 NURSERY = """
-import json, os, signal, sys
+import gc, json, os, signal, sys
 
-import langchain_openai, torch._dynamo  # the optimiser loads the latter
-import rcr_trainer.baselines.simple, rcr_trainer.evaluation.stage, rcr_trainer.llm.client, rcr_trainer.rewards.ours
+gc.disable()  # nothing that is imported is garbage
+import anyio._backends._asyncio, langchain_openai, openai.resources.completions, scipy.cluster.hierarchy
+import langchain_rcr.families.structure, rcr_trainer.baselines.simple, rcr_trainer.evaluation.stage
+import rcr_trainer.llm.client, rcr_trainer.rewards.ours
 from rcr_trainer import cli, grpo, pipeline, sft
 from rcr_trainer.training import runner
 
+gc.freeze()  # or else each child copies all memory when it collects
+gc.enable()
 runner.SAVE_EVERY_S = 0
+os.fsync = lambda _: None  # no kill cuts the power
 said = os.dup(1)
 output = os.open("output.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.dup2(output, 1)
