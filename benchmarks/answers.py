@@ -172,7 +172,8 @@ class Picker:
                 family = get_family("structure")
                 changes = {name for change in family.changes for name in change} - family.Settings.model_fields.keys()
                 settings = {name: value for name, value in given.items() if name not in changes}
-                model = TriEncoder.fitted(items, spec=self.spec, seed=self.seed, **settings)
+                read = None if {"base", "pooling", "max_length"} & settings.keys() else self.backbone
+                model = TriEncoder.fitted(items, backbone=read, spec=self.spec, seed=self.seed, **settings)
                 try:
                     model.vary({name: float(str(given[name])) for name in given.keys() & changes})
                 except ValueError as error:
