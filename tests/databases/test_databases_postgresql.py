@@ -132,7 +132,8 @@ def uninterruptible(postgres_url):
         os.mkfifo(pipe)
         for path, mode in ((folder, 0o755), (pipe, 0o644)):
             Path(path).chmod(mode)
-        yield f"SELECT pg_read_file('{pipe}')", lambda: pipe.write_bytes(b"")
+        # An error if nothing reads any more.
+        yield f"SELECT pg_read_file('{pipe}')", lambda: os.close(os.open(pipe, os.O_WRONLY | os.O_NONBLOCK))
 
 
 class TestPostgreSQL:

@@ -48,7 +48,7 @@ NURSERY = """
 import gc, json, os, signal, sys
 
 gc.disable()  # nothing that is imported is garbage
-import anyio._backends._asyncio, langchain_openai, openai.resources.completions, scipy.cluster.hierarchy
+import anyio._backends._asyncio, langchain_openai, openai.resources.completions, scipy.cluster.hierarchy, torch._dynamo
 import langchain_rcr.families.structure, rcr_trainer.baselines.simple, rcr_trainer.evaluation.stage
 import rcr_trainer.llm.client, rcr_trainer.rewards.ours
 from rcr_trainer import cli, grpo, pipeline, sft
