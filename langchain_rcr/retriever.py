@@ -16,7 +16,7 @@ from langchain_core.documents import Document
 from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from langchain_core.runnables import RunnableConfig
-from langchain_core.runnables.config import get_config_list, run_in_executor
+from langchain_core.runnables.config import ensure_config, get_config_list, run_in_executor
 from pydantic import ConfigDict
 
 from langchain_rcr.basics.section import stated
@@ -229,7 +229,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         (picks,) = await self._picked([query], True, is_async, draft, **options)
         if isinstance(picks, InputError):
             raise picks
-        return self._documents(picks)
+        documents: list[Document] = self._documents([picks])[0]
+        return documents
 
     def batch(
         self,
@@ -278,12 +279,12 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         Each has its own callback run, and neither an invalid one nor a handler that raises stops the others. Documents
         and probabilities are left out unless the caller or a callback sees them.
         """
-        runs = await self._opened(queries, config, is_async, self._get_ls_params(**options))
+        runs = await self._opened(queries, config, is_async, options)
         seen = as_documents or any(runs)
         try:
             picked = shown = await self._picked(queries, seen, is_async, draft, **options)
             if seen:
-                shown = [one if isinstance(one, InputError) else self._documents(one) for one in picked]
+                shown = self._documents(picked)
         except Exception as error:
             picked = shown = [error_of(query) or error for query in queries]
         results: list[Any] = []
@@ -320,21 +321,22 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         return [one if isinstance(one, InputError) else arranged(one, order) for one in results]
 
     async def _opened(
-        self, queries: Sequence[str], config: _Configs, is_async: bool, about: Mapping[str, Any]
+        self, queries: Sequence[str], config: _Configs, is_async: bool, options: Mapping[str, Any]
     ) -> list[Any]:
         """For each question its callback run, a handler's exception, or None if nothing listens."""
         manager: Any = AsyncCallbackManager if is_async else CallbackManager
         callbacks: Any = None
         runs = []
-        for query, one in zip(queries, get_config_list(config, len(queries)), strict=True):
+        configs = [ensure_config()] * len(queries) if config is None else get_config_list(config, len(queries))
+        for query, one in zip(queries, configs, strict=True):
             if callbacks is None or isinstance(config, Sequence):  # otherwise all share one
                 callbacks = manager.configure(
-                    inheritable_callbacks=one.get("callbacks"),
-                    inheritable_tags=one.get("tags"),
-                    local_tags=self.tags,
-                    inheritable_metadata={**(one.get("metadata") or {}), **about},
-                    local_metadata=self.metadata,
+                    inheritable_callbacks=one.get("callbacks"), inheritable_tags=one.get("tags"), local_tags=self.tags
                 )
+                if callbacks.handlers:
+                    about = self._get_ls_params(**options)
+                    callbacks.add_metadata({**(one.get("metadata") or {}), **about})
+                    callbacks.add_metadata(self.metadata or {}, inherit=False)
             run = None
             if callbacks.handlers:
                 name = one.get("run_name") or self.get_name()
@@ -423,15 +425,18 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         params["ls_embedding_model"] = self.store.fingerprint
         return {**params, "explore": self.explore}  # type: ignore[typeddict-unknown-key]
 
-    def _documents(self, picks: Sequence[Pick]) -> list[Document]:
-        documents = []
-        texts = self.store.schema.texts([pick.example for pick in picks])
-        for pick, text in zip(picks, texts, strict=True):
-            metadata = {**pick.example, "step": pick.step, "logit": pick.logit}
-            if pick.probability is not None:
-                metadata["probability"] = pick.probability
-            documents.append(Document(text, id=pick.id, metadata=metadata))
-        return documents
+    def _documents(self, picked: Sequence[list[Pick] | InputError]) -> list[Any]:
+        """For each question its picks as documents, or its exception."""
+        examples = [pick.example for picks in picked if isinstance(picks, list) for pick in picks]
+        texts = iter(self.store.schema.texts(examples))
+        return [[_document(pick, next(texts)) for pick in one] if isinstance(one, list) else one for one in picked]
+
+
+def _document(pick: Pick, text: str) -> Document:
+    metadata = {**pick.example, "step": pick.step, "logit": pick.logit}
+    if pick.probability is not None:
+        metadata["probability"] = pick.probability
+    return Document(text, id=pick.id, metadata=metadata)
 
 
 async def _settled(call: Callable[..., Any], *given: Any, **more: Any) -> Any:

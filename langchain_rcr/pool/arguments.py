@@ -7,7 +7,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal, TypedDict, get_type_hints
 
 import numpy as np
-from pydantic import Field, GetPydanticSchema, InstanceOf, ValidationError, create_model
+from pydantic import Field, GetPydanticSchema, InstanceOf, TypeAdapter, ValidationError
 
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
@@ -68,9 +68,8 @@ class _Arguments(Fields, total=False):
     runner_ups: Count
 
 
-# Not a TypeAdapter: up to Python 3.11, pydantic doesn't take `typing.TypedDict`.
-_FIELDS: Any = {name: (kind, None) for name, kind in get_type_hints(_Arguments, include_extras=True).items()}
-_TYPES: Any = create_model("_Types", **_FIELDS)
+# One each: up to Python 3.11, pydantic doesn't take `typing.TypedDict`.
+_TYPES = {name: TypeAdapter[Any](kind) for name, kind in get_type_hints(_Arguments, include_extras=True).items()}
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
@@ -83,11 +82,11 @@ def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, sou
         raise InputError(f"input_variables must be a mapping of names to values, not {type(variables).__name__}")
     named = input_keys or (source_keys if all(key in variables for key in source_keys) else None)
     keys = sorted({*(named or variables)})
-    names = ", ".join(repr(key) for key in variables) or "nothing"
     lacking = [key for key in keys if key not in variables]
-    if lacking:
-        raise InputError(f"input_keys names {lacking[0]!r}, but the input variables are {names}")
-    if not named and len(keys) != 1:
+    if lacking or not (named or len(keys) == 1):
+        names = ", ".join(repr(key) for key in variables) or "nothing"
+        if lacking:
+            raise InputError(f"input_keys names {lacking[0]!r}, but the input variables are {names}")
         expected = f"Expected {' and '.join(map(repr, source_keys))} or a single one"
         raise InputError(f"which variable is the query? {expected}, got {names}: set input_keys")
     for key in keys:
@@ -215,10 +214,17 @@ def value_of(group: str, value: Any) -> Any:
 
 def check_types(**fields: Any) -> None:
     """Refuse fields that are of a wrong type or out of range: an `InputError` names the field and its value."""
+    if wrong := [*filter(None, map(_flaw_of, fields, fields.values()))]:
+        raise InputError("; ".join(wrong))
+
+
+def _flaw_of(name: str, value: Any) -> str | None:
     try:
-        _TYPES.model_validate(fields)
+        if name in _TYPES:
+            _TYPES[name].validate_python(value)
     except ValidationError as error:
-        raise InputError(explained(error, lambda place: str(place[0]))) from None
+        return explained(error, lambda place: name)
+    return None
 
 
 def check_fields(**fields: Any) -> None:
