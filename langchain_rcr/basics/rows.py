@@ -29,8 +29,6 @@ _TELLING, _RARE = 0.05, 0.001
 those that fewer rows have come first, down to the second share of the rows."""
 _COUNTED = np.iinfo(np.int32).max
 """The most numbers in a sparse matrix: about 40 million examples."""
-_SMALL = 1 << 15
-"""Up to this many numbers, NumPy multiplies a sparse matrix with one state as fast as SciPy."""
 _BLOCK = 1024
 """Rows of a dense matrix multiplied at a time: products with dozens of states fit a core's cache."""
 LARGE = 1 << 21
@@ -70,8 +68,9 @@ class SparseRows:
         if len(keys) > _FEW:
             return np.asarray(self.select(keys))
         out = np.zeros((len(keys), self.dim), dtype=np.float32)
-        for line, start, end in zip(out, self.starts[keys].tolist(), self.starts[keys + 1].tolist(), strict=True):
-            line[self.columns[start:end]] = self.values[start:end]
+        for line, key in zip(out, keys.tolist(), strict=True):
+            some = slice(self.starts[key], self.starts[key + 1])
+            line[self.columns[some]] = self.values[some]
         return out
 
     def __iter__(self) -> Iterator[FloatArray]:
@@ -124,10 +123,10 @@ class SparseRows:
 
     def product(self, states: FloatArray) -> FloatArray:
         """Inner products (B, N) of states (B, D) with all rows."""
-        if (len(states) == 1 and len(self.values) < _SMALL) or self._csr is None:
-            alone = [self._alone(state) for state in states]
-            return alone[0][None] if len(alone) == 1 else np.stack(alone)  # without a copy, the usual case
-        scores: FloatArray = (self._csr @ states.T).T
+        if self._csr is None:
+            return np.stack([self._alone(state) for state in states])
+        # One state alone is faster.
+        scores: FloatArray = (self._csr @ states[0])[None] if len(states) == 1 else (self._csr @ states.T).T
         return np.ascontiguousarray(scores)
 
     def _alone(self, state: FloatArray) -> FloatArray:

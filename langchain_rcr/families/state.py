@@ -119,11 +119,10 @@ class SaturatingState(State[Array]):
             return vector * (1 - self.lam * context)
         if self._kept is None or self._kept[0] is not query:
             needs = query * (query > 0)
-            self._kept = query, needs, (needs * needs).sum(-1)
+            self._kept = query, needs, _dots(needs, needs)
         _, needs, length = self._kept
-        squares = length * (context * context).sum(-1) + _TINY
-        share = ((needs * context).sum(-1) / squares**0.5) ** self.fade
-        return vector - self.lam * context * (vector - share[..., None] * query)
+        share = (_dots(needs, context) / (length * _dots(context, context) + _TINY) ** 0.5) ** self.fade
+        return vector - self.lam * context * (vector - share * query)
 
     def sql(self) -> str:
         """See `State.sql`. A share below 1e-9 is 0 there: pgvector refuses products too small for float32."""
@@ -134,6 +133,11 @@ class SaturatingState(State[Array]):
         share = f"power(greatest(-({{needs}} <#> {{context}}), 0) / sqrt({squares}), {self.fade!r})"
         share = f"CASE WHEN {share} < 1e-9 THEN 0 ELSE {share} END"
         return f"{{vector}} - {covered} * ({{vector}} - {_filled(share)} * {{query}})"
+
+
+def _dots(left: Any, right: Any) -> Any:
+    """The inner products (B, 1) of rows (B, D)."""
+    return (left[..., None, :] @ right[..., None])[..., 0]
 
 
 def _filled(number: float | str) -> str:

@@ -6,8 +6,8 @@ import copy
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Collection, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Collection, Coroutine, Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import cache
 from hashlib import sha256
 from itertools import compress
@@ -101,8 +101,11 @@ class Table(ABC):
 
     def allowing(self, allowed: BoolArray) -> Self:
         """This table where only the rows in `allowed` (N,) can be found."""
+        return self._with(allowed=allowed, size=int(np.count_nonzero(allowed)))
+
+    def _with(self, **attributes: Any) -> Self:
         table = copy.copy(self)
-        table.allowed, table.size = allowed, int(np.count_nonzero(allowed))
+        table.__dict__.update(attributes)
         return table
 
     def vectors(self, keys: IntArray) -> FloatArray:
@@ -199,8 +202,7 @@ class LocalIndex(InThisThread, ABC):
         """How many examples there are."""
         return self._now.size
 
-    @asynccontextmanager
-    async def read(self, where: Filter | None = None) -> AsyncIterator[Table]:
+    def read(self, where: Filter | None = None) -> AbstractAsyncContextManager[Table]:
         """The pool as it is now; see `CandidateIndex.read`."""
         table = self._now
         if where is not None:
@@ -209,7 +211,7 @@ class LocalIndex(InThisThread, ABC):
                     there = {field for row in compress(table.rows, table.allowed) for field in row.example}
                     raise unknown_field(where, [*there])
             table = table.allowing(table.rows.passing(where, len(table)) & table.allowed)
-        yield table.opened()
+        return nullcontext(table.opened())
 
     def add(self, rows: Sequence[Row], vectors: PoolVectors, *, replace: Collection[str] = ()) -> None:
         """See `CandidateIndex.add`."""

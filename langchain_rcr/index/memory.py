@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import threading
 from collections.abc import Iterable
 from importlib.util import find_spec
@@ -67,17 +66,15 @@ class MatrixTable(Table):
 
     def opened(self) -> Self:
         """See `Table.opened`."""
-        table, rows = copy.copy(self), self._candidate.rows
+        rows = self._candidate.rows
         if 0 < _RARE * self.size < len(self):
             keys = np.flatnonzero(self.allowed)
             few = taken(rows, keys)
-            table._part = MatrixTable(PoolVectors(few, few)), keys
-            table._part[0]._longest = self._longest
-        elif isinstance(rows, SparseRows):
-            table._steps = _Steps(rows) if rows.worth_following() else None
-        elif rows.size >= LARGE and np.isfinite(self._longest):
-            table._screens = True
-        return table
+            part = MatrixTable(PoolVectors(few, few))._with(_longest=self._longest)
+            return self._with(_part=(part, keys))
+        if isinstance(rows, SparseRows):
+            return self._with(_steps=_Steps(rows)) if rows.worth_following() else self
+        return self._with(_screens=True) if rows.size >= LARGE and np.isfinite(self._longest) else self
 
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:
         """See `Table.found`."""
@@ -87,8 +84,7 @@ class MatrixTable(Table):
             return np.where(places < 0, places, of[places]), logits, sums
         parts = [*blocks(len(states), len(self))] if len(states) > 1 else []
         if len(parts) > 1:
-            plain = copy.copy(self)
-            plain._steps = None  # it only remembers one block
+            plain = self._with(_steps=None)  # it only remembers one block
             found = [MatrixTable.found(plain, states[some], t, exclude[some], tau) for some in parts]
             every, theirs, totals = zip(*found, strict=True)
             return np.concatenate(every), np.concatenate(theirs), None if tau is None else np.concatenate(totals)
@@ -102,8 +98,8 @@ class MatrixTable(Table):
         scores = product(states, self._candidate.rows) if self._steps is None else self._steps.scores(states)
         if self.size < len(self):
             np.copyto(scores, -np.inf, where=~self.allowed)
-        for at in range(len(states)):
-            scores[at][exclude[at]] = -np.inf
+        for line, barred in zip(scores, exclude, strict=True):
+            line[barred] = -np.inf
         find = best if self._steps is None else self._steps.best
         keys, logits = find(scores, margin, t)
         return keys, logits, None if tau is None else log_sums(scores, tau)

@@ -14,7 +14,7 @@ from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.index.ranking import checked_exclude, nothing
+from langchain_rcr.index.ranking import checked_exclude, filled, nothing
 
 _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
@@ -68,7 +68,7 @@ class Picks:
     @classmethod
     def none(cls, batch: int, k: int) -> Picks:
         """Nothing picked yet."""
-        return cls(*nothing(batch, k), np.full((batch, k), np.nan))
+        return cls(*nothing(batch, k), filled((batch, k), np.nan))
 
     @property
     def examples(self) -> list[list[Row]]:
@@ -82,9 +82,9 @@ class _Beams:
     def __init__(self, state: State[Any], k: int, exclude: IntArray) -> None:
         count, self._first = exclude.shape
         self.state, self.query, self.length = state, np.arange(count), 0
-        self._keys = np.concatenate((exclude, np.full((count, k), -1, dtype=np.int64)), axis=1)
-        self.logits = np.full((count, k), -np.inf, dtype=np.float32)
-        self.log_probs = np.full((count, k), np.nan)
+        self._keys = filled((count, self._first + k), -1, np.int64)
+        self._keys[:, : self._first] = exclude
+        self.logits, self.log_probs = filled((count, k), -np.inf, np.float32), filled((count, k), np.nan)
         """(R, k) log π of the picks; NaN if not needed, and for later ones."""
 
     @property
@@ -108,11 +108,16 @@ class _Beams:
         self.log_probs[:, self.length] = log_probs
         self.length += 1
 
+    @property
+    def picks(self) -> Picks:
+        """The picks of each (R, k)."""
+        return Picks(self._keys[:, self._first :], self.logits, np.exp(self.log_probs))
+
     def end(self, queries: IntArray, picks: Picks) -> None:
         """Record the best sequence of each of these queries."""
-        at = np.searchsorted(self.query, queries)
-        picks.positions[queries], picks.logits[queries] = self._keys[at, self._first :], self.logits[at]
-        picks.probabilities[queries] = np.exp(self.log_probs[at])
+        at, mine = np.searchsorted(self.query, queries), self.picks
+        picks.positions[queries], picks.logits[queries] = mine.positions[at], mine.logits[at]
+        picks.probabilities[queries] = mine.probabilities[at]
 
 
 def greedy(
@@ -160,7 +165,7 @@ async def select(
         the largest Π π. Of sequences with the same picks in different orders, only the most probable is kept.
     """
     count = len(queries)
-    picks = Picks.none(count, options.k)
+    picks: Picks | None = None
     exclude = np.empty((count, 0), dtype=np.int64) if exclude is None else exclude
     beams = _Beams(state.start(queries), options.k, exclude)
     width, tau = options.beam_width, options.tau if options.scored else None
@@ -171,28 +176,32 @@ async def select(
         ahead = await reader.ahead(beams.state, options.k, exclude, tau)
     for _ in range(options.k):
         if hits is not None:
-            beams.state = beams.state.update(hits.contexts(beams.keys[:, -1]))
+            beams.state = beams.state.update(hits.contexts(beams.exclude[:, -1]))
         if constrained:
             hits = await _candidates(beams, options, reader, tau)
         elif ahead:
             hits = ahead.pop(0)
         else:
             hits = await reader.search(beams.state.vector(), options.width, beams.exclude, tau)
-        picks.rows = hits.rows
         log_probs, grows = _judged(hits, options)
         if options.random is not None:
             hits, log_probs, grows = _drawn(hits, grows, options.explore * options.tau, options.random)
-        if width == 1 and grows.all():  # the usual case, faster
+        if width == 1 and np.count_nonzero(grows) == len(grows):  # the usual case, faster
             beams.grow(hits.keys[:, 0], hits.logits[:, 0], log_probs[:, 0])
             continue
         ahead = []  # what was found as if every sequence went on
+        picks = picks or Picks.none(count, options.k)
         at, of = _best(beams, hits.keys, log_probs, grows, width)
         beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
-        if not len(at):
-            return picks
         beams.keep(at)
+        if not len(at):
+            break
         beams.grow(hits.keys[at, of], hits.logits[at, of], log_probs[at, of])
-    beams.end(beams.query if width == 1 else np.unique(beams.query), picks)
+    if picks is None:
+        picks = beams.picks
+    else:
+        beams.end(beams.query if width == 1 else np.unique(beams.query), picks)
+    picks.rows = () if hits is None else hits.rows
     return picks
 
 
@@ -239,8 +248,7 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
 
 def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64], BoolArray]:
     """Log π of each hit (R, t), NaN if not needed, and whether a sequence may continue with it (R, t)."""
-    log_probs, grows = np.empty(hits.keys.shape), hits.keys >= 0
-    log_probs.fill(np.nan)  # a fifth of the time of `np.full`
+    log_probs, grows = filled(hits.keys.shape, np.nan), hits.keys >= 0
     if hits.log_partition is not None:
         total = np.maximum(hits.log_partition, _LEAST)[:, None]
         # Could exceed 0 by rounding, or if the total covers only the best candidates.
