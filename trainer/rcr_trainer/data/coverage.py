@@ -7,6 +7,7 @@ oracle, the fixed set and SFT); `greedy_set_cover` is that of Gupta, Gardner and
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from functools import cache
 from itertools import chain
 
 import numpy as np
@@ -23,14 +24,15 @@ class PoolStructures:
     """Which structures a pool's programs have, by name, sorted; later programs map to the same columns."""
 
     def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
-        self._spec = spec
-        self.names = sorted(frozenset[str]().union(*map(spec.structures, dict.fromkeys(programs))))
+        self._structures = cache(lambda program: tuple(spec.structures(program)))  # sets would take six times as much
+        known = map(self._structures, dict.fromkeys(programs))
+        self.names = sorted(frozenset[str]().union(*known))
         self._columns = {name: i for i, name in enumerate(self.names)}
         self.matrix = self.rows(programs)
 
     def rows(self, programs: Sequence[str]) -> sparse.csr_array:
         """Binary float32 (B, S) for any B programs; structures that the pool lacks are dropped."""
-        names = map(self._spec.structures, programs)
+        names = map(self._structures, programs)
         rows = [sorted(self._columns[name] for name in own if name in self._columns) for own in names]
         indices = np.fromiter(chain.from_iterable(rows), dtype=np.int32)
         indptr = np.cumsum([0, *map(len, rows)], dtype=np.int32)
