@@ -39,6 +39,12 @@ def test_by_hand():
     assert shared(held_out, TRAINING) == ([0, 2], [1])
     assert shared(examples(("un café", "Café")), examples(("Un cafe\u0301", "café"))) == ([0], [])
     assert shared([], TRAINING) == shared(held_out, []) == ([], [])
+    there, same, elsewhere = (
+        [replace(each, fields={"db_id": name}) for each in some]
+        for some, name in ((TRAINING, "a"), (held_out, "a"), (held_out, "b"))
+    )
+    assert shared(same, there) == ([0, 2], [1])
+    assert shared(elsewhere, there) == ([0, 2], [])  # about another database it is another question
     dev, test = check_split(Split("mine", TRAINING, [], held_out), SPEC)
     assert dev.findings == []
     assert [(finding.text, finding.fix) for finding in test.findings] == [

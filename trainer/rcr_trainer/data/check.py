@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from langchain_rcr.basics.items import DATABASE
 from langchain_rcr.programs import LANGUAGES, TOKENS, ProgramSpec, parse
 from langchain_rcr.programs.tree import chain
 from rcr_trainer.data.examples import Example, Split
@@ -177,9 +178,13 @@ def _in_both(check: FileCheck, training: FileCheck, spec: ProgramSpec) -> Iterat
 
 
 def shared(held_out: Sequence[Example], training: Sequence[Example]) -> tuple[list[int], list[int]]:
-    """Positions of held-out examples that training has too (`plain`), and of those that it has with another program."""
+    """Positions of held-out examples that training has too (`plain`), and of those that it has with another program.
+
+    The same question about another database (`DATABASE`) is another one.
+    """
     known = {each.plain for each in training}
-    questions = {source for source, _ in known}
-    pairs = [each.plain for each in held_out]
-    both = [number for number, pair in enumerate(pairs) if pair in known]
-    return both, [number for number, pair in enumerate(pairs) if pair[0] in questions and pair not in known]
+    questions = {(each.plain[0], str(each.fields.get(DATABASE))) for each in training}
+    pairs = [(each.plain, str(each.fields.get(DATABASE))) for each in held_out]
+    both = [number for number, (pair, _) in enumerate(pairs) if pair in known]
+    others = (n for n, (pair, home) in enumerate(pairs) if (pair[0], home) in questions and pair not in known)
+    return both, [*others]
