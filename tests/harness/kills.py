@@ -3,10 +3,10 @@
     python tests/harness/kills.py --count 100
 
 A round is a run that is resumed after each kill until it ends by itself; rounds follow until there have been enough
-kills. Half of them come at a random moment, half at a random one of the run's file operations. Each round must end with
-the weights, training states, losses, picks and figures of the undisturbed run, and ask the language model, a server in
-this process, nothing whose answer was on disk: at most what ran when a kill came. Each attempt is a process forked from
-one that has imported everything, since that takes seconds.
+kills. The first of each comes as SFT saves its state; of the others, half come at a random moment, half at a random one
+of the run's file operations. Each round must end with the weights, training states, losses, picks and figures of the
+undisturbed run, and ask the language model, a server in this process, nothing whose answer was on disk: at most what
+ran when a kill came. Each attempt is a process forked from one that has imported everything, since that takes seconds.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ for line in sys.stdin:
 
         def hook(event, arguments):
             global seen
-            if event in TOUCHES and arguments and here in os.path.abspath(str(arguments[0])):
+            if event in TOUCHES and arguments and here + job["below"] in os.path.abspath(str(arguments[0])):
                 seen += 1
                 if seen == job["operation"]:
                     os.kill(os.getpid(), signal.SIGKILL)
@@ -97,13 +97,17 @@ class Nursery:
             [sys.executable, "-W", "ignore", "-c", NURSERY], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=folder
         )
 
-    def attempt(self, name: str, seconds: float | None = None, operation: int = 0) -> tuple[int, int, float]:
-        """Run until it ends or is killed; its status, file operations (0 if killed) and seconds."""
+    def attempt(
+        self, name: str, seconds: float | None = None, operation: int = 0, below: str = ""
+    ) -> tuple[int, int, float]:
+        """Run until it ends or is killed; its status, file operations below a folder (0 if killed) and seconds."""
         flags = [f"--llm.base_url={self.server.base_url}", f"--llm.cache={self.folder / name}.sqlite"]
         command = ["run", "kills.yaml", "--resume", "--name", name, *flags]
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        self.process.stdin.write(f"{json.dumps({'command': command, 'operation': operation})}\n".encode())
+        self.process.stdin.write(
+            f"{json.dumps({'command': command, 'operation': operation, 'below': below})}\n".encode()
+        )
         self.process.stdin.flush()
         word = b""
         while not word.endswith(b" "):
@@ -173,7 +177,11 @@ def killed(folder: Path, least: int, seed: int = 0) -> Counter[str]:
             server.requests.clear()
             written: list[tuple[int, set[str]]] = []
             while True:
-                if draw.random() < 0.5:
+                if stages.total() == before:
+                    status, _, _ = nursery.attempt(
+                        name, operation=draw.randint(1, 60), below=f"/runs/{name}/state/.sft"
+                    )
+                elif draw.random() < 0.5:
                     status, _, _ = nursery.attempt(name, seconds=draw.random() * seconds / 3)
                 else:
                     status, _, _ = nursery.attempt(name, operation=draw.randint(1, operations // 3))
