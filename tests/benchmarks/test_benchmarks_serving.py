@@ -80,6 +80,7 @@ def test_ratios_by_hand(script):
     assert "| ours, dense | 1 (1–1) | 2 (2–2) |" in table
 
 
+@pytest.mark.slow
 def test_how_cost_grows_is_drawn_from_what_was_measured(script):
     scaling = importlib.import_module("scaling")
     sides = {f"ours, {name}, k = {k}": {"ms": 1.0 + k} for name in scaling.OURS for k in (16, 1)}

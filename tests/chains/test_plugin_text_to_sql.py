@@ -168,6 +168,7 @@ def test_the_schema_of_postgresql_has_tables_columns_and_keys(postgres_url: str)
             connection.execute('DROP TABLE city, river, "Bay"')
 
 
+@pytest.mark.slow
 def test_a_schema_may_have_any_name(postgres_url: str) -> None:
     import psycopg
     from psycopg.conninfo import conninfo_to_dict, make_conninfo

@@ -165,11 +165,20 @@ def test_a_bad_value_names_the_flag_or_variable():
     assert "not '100000'" in message(flags={"threads": "100000"})  # with so many, OpenMP ends the process
 
 
-@pytest.mark.parametrize("text", [f"{{a: {'9' * 5_000}}}", f"{{a: 0x{'f' * 10_000}}}", "{a: 2020-99-99}", "[" * 10_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"{{a: {'9' * 5_000}}}",
+        f"{{a: 0x{'f' * 10_000}}}",
+        "{a: 2020-99-99}",
+        pytest.param("[" * 10_000, marks=pytest.mark.slow),
+    ],
+)
 def test_a_mapping_that_yaml_cannot_hold_is_none(text):
     assert message(flags={"llm.extra_body": text}).startswith("--llm.extra_body: llm.extra_body must be a valid dict")
 
 
+@pytest.mark.slow
 def test_a_list_nested_too_deeply_is_text():
     assert message(flags={"evaluation.selectors": "[" * 10_000}).startswith("--evaluation.selectors: ")
 

@@ -122,6 +122,7 @@ def test_the_least_recently_used_is_closed_for_another(folder):
     assert not processes["a"][0].is_alive()
 
 
+@pytest.mark.slow
 def test_many_threads_share_few_databases(folder, monkeypatch):
     opened, asking, together = set(), Counter(), []
     close, call = Database.close, Database.__call__

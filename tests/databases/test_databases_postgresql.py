@@ -261,6 +261,7 @@ class TestPostgreSQL:
         assert rewards(reward, ("SELECT 1", "SELECT * FROM nowhere")) == [None]
 
     @pytest.mark.skipif("TEST_POSTGRES_URL" in os.environ, reason="a given server's roles are left alone")
+    @pytest.mark.slow
     def test_a_role_may_have_as_many_connections_as_there_are_processes(self, run, postgres_url):
         """The server counts a connection until its process has ended, a moment after the client has closed it."""
         import psycopg

@@ -145,6 +145,7 @@ def same_by_trying(one, other, *, ordered):
     )
 
 
+@pytest.mark.slow
 def test_no_permutation_of_small_tables_is_missed_and_none_is_made_up():
     draw = random.Random(0)
     equal = 0
@@ -173,6 +174,7 @@ def test_the_time_goes_with_the_number_of_columns():
     assert seconds(400) < 20 * min(seconds(50) for _ in range(3))
 
 
+@pytest.mark.slow
 def test_columns_that_are_told_apart_one_after_the_other():
     """Each refinement tells two of them apart, from both ends: it once took a minute and more."""
     rows = [tuple(int(row in (column, column + 1)) for column in range(60)) for row in range(3000)]

@@ -417,6 +417,7 @@ def test_a_server_with_more_than_a_thousand_open_files_can_ask(database):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.parametrize("several", [False, True])
+@pytest.mark.slow
 def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
     code = """if True:
         import os, sys, threading, time

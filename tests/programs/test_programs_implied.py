@@ -142,6 +142,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.slow
 def test_a_fitted_retriever_shows_the_value_that_a_question_implies():
     spec = ProgramSpec(implied=("0", "1200", "1800", "2400"))
     retriever = SequentialCompositionalRetriever.from_examples(EXAMPLES, k=2, language="functional")

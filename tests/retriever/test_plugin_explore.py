@@ -332,6 +332,7 @@ def test_a_prompt_in_front_of_a_model_is_a_chain_too_and_feedback_comes_by_run(
         assert server.asked[-1]["run"] == [each for each in runs if each != first]
 
 
+@pytest.mark.slow
 def test_feedback_on_many_runs_comes_in_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     log, runs = OutcomeLog(tmp_path / "outcomes.jsonl"), [str(uuid.uuid4()) for _ in range(130)]
     for run in runs:

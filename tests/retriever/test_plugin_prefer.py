@@ -94,6 +94,7 @@ def test_a_chain_prefers_the_database_of_each_question(retriever):
 
 
 @pytest.mark.parametrize("field", ["group", "prefer"])
+@pytest.mark.slow
 async def test_a_chain_s_fallbacks_know_the_database_where_they_can(field):
     none, other = fitted(k_min=99, **{field: "db_id"}), fitted(**{field: "db_id"})
     asked = {"question": "how many rivers are there", "db_id": "north"}

@@ -256,6 +256,7 @@ def test_in_the_background_it_is_the_same(
     assert "call refit()" not in caplog.text
 
 
+@pytest.mark.slow
 def test_questions_are_answered_and_examples_added_and_deleted_all_the_while(
     retriever: SequentialCompositionalRetriever, soon: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -388,6 +389,7 @@ sys.exit(os.waitpid(child, 0)[1])
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.slow
 def test_a_process_forked_after_searches_waits_for_no_thread_of_its_parent() -> None:
     command = [sys.executable, "-W", "ignore", "-c", FORKING_THREADS.format(path=sys.path)]
     several = {**os.environ, "OMP_NUM_THREADS": "2"}
@@ -450,6 +452,7 @@ print("end")
 
 
 @pytest.mark.parametrize("pause", [0.0, 3600.0], ids=["while it fits", "before it fits"])
+@pytest.mark.slow
 def test_a_process_may_end_meanwhile(pause: float) -> None:
     code = ENDING.format(path=sys.path, pause=pause)
     found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=400, check=False)
