@@ -58,7 +58,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             (or as part of a filter). None: as the policy was trained (`data.group`); "": none. See also `prefer` of
             `from_examples`.
         beam_width: how many sequences of picks beam search keeps; 1: greedy.
-        order: the order of the picks in the prompt. "reversed" puts the first pick, which is needed most, last, next to
+        order: the order of the picks in the prompt. "reversed" puts the first pick, which matters most, last, next to
             the question; "picked" keeps the order of picking. None: as the policy was trained (`model.order`).
         mask_same_program: never pick two examples with the same program while others are left.
         max_tokens: the limit for the texts of all picks together, not counting the tables that a prompt puts before
@@ -241,7 +241,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         drafts: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> list[list[Document]]:
-        """Documents for many questions, which are encoded in one pass and searched for together at each step.
+        """Documents for many questions, encoded in one pass and searched for together at each step.
 
         Each question has its own callback run. With `return_exceptions`, an invalid question yields its exception and
         the others their documents. `drafts` maps questions to drafts of their programs; it needn't name all.

@@ -79,9 +79,9 @@ class ModelSettings(Section):
     )
     fade: Annotated[float, Field(ge=1)] | Literal["auto"] | None = Field(
         None,
-        description="p: of what a pick covers, the share cos(needs, pick)^p stays needed (state saturating), so that "
-        "similar picks follow one that is just what is needed; 1000, say: next to nothing; auto: the family's value "
-        "for such examples.",
+        description="p (state saturating): of what a pick covers, the share cos(needs, pick)^p stays needed, so like "
+        "picks may follow one that is just what the question needs; 1000: hardly anything stays needed; auto: the "
+        "family's value for such examples.",
     )
     tau: float = Field(0.2, gt=0, description='τ, the temperature of the policy (paper 0.2, section 4 "Model setup").')
     state: Annotated[str, OneOf(lambda: {name: state.summary for name, state in STATES.items()})] = Field(
@@ -90,7 +90,7 @@ class ModelSettings(Section):
     k: int = Field(4, ge=1, description='Picks per question (paper 4, section 4 "Model setup").')
     order: Literal["reversed", "picked"] = Field(
         "reversed",
-        description="Order of the picks in a prompt. reversed: the first pick, which is needed most, comes last, next "
+        description="Order of the picks in a prompt. reversed: the first pick, which matters most, comes last, next "
         "to the question; picked: in the order of picking (paper Eq. 5).",
     )
 

@@ -204,7 +204,7 @@ class Settings(Section, use_attribute_docstrings=True):
     """All settings of a run."""
 
     name: Annotated[str, _NAME] = "rcr"
-    """Name of the run. A YAML file that sets none gives its own name."""
+    """Name of the run. If a YAML file sets none, the run is named after the file."""
     output: Path | None = None
     """Run folder; null: runs/NAME."""
     seed: int = Field(0, ge=0)

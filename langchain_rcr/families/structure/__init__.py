@@ -81,7 +81,7 @@ class StructureSettings(ModelSettings):
         LANDMARKS,
         ge=1,
         description="Family structure: maximum number of training questions that a question is compared with; more are "
-        "sampled. The fit takes time by its cube and memory by its square.",
+        "sampled. The fit's time grows with its cube, its memory with its square.",
     )
     implied: bool = Field(
         True, description="Family structure: tell apart values that most questions imply without naming them."

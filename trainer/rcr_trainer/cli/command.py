@@ -214,7 +214,7 @@ def _add_run(commands: Any, called: str, shown: Collection[str] | None) -> None:
         again = run.add_mutually_exclusive_group()
         again.add_argument("--resume", action="store_true", help="continue the run where it was interrupted")
         again.add_argument("--overwrite", action="store_true", help="start over in the folder of an earlier run")
-        cost = "only check data, settings and run folder, and say the most that the language model would cost"
+        cost = "only check data, settings and run folder, and show the most that the language model may cost"
         run.add_argument("--dry-run", action="store_true", help=cost)
         run.add_argument("--help-all", action="help", help="show all settings, not only the usual ones, and exit")
         if called == name:

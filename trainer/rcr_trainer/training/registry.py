@@ -77,8 +77,8 @@ class StageSettings(Section, use_attribute_docstrings=True):
     """Clip gradients to this norm; null: no clipping."""
     warmup: Share
     keep: Literal["best", "last"] = "best"
-    """Which weights to keep: the best by a development figure, the one that patience uses, or the last (the paper
-    doesn't say)."""
+    """Which weights to keep: the last, or the best by the development figure that patience uses (the paper doesn't
+    say)."""
     evaluate_every: int = Field(1, ge=1)
     """Epochs between two evaluations on development queries."""
     patience: int | None
@@ -173,8 +173,8 @@ class GRPOSettings(StageSettings):
     that need no gradient (structure: p, ω, α, the order of the picks, the weights of labels and unneeded structures).
     0: no race."""
     prompt_tokens: int | None = Field(None, ge=1)
-    """Mean tokens that prompts may have: within this limit, twice and four times model.k picks race, too. Without the
-    model's tokenizer, as with a server, four bytes count as a token. null: model.k stays."""
+    """Mean tokens that prompts may have: within this limit, the race also tries twice and four times model.k picks.
+    Without the model's tokenizer, as with a server, four bytes count as a token. null: model.k stays."""
     perplexity: float | None = Field(4.0, gt=1)
     """Effective number of candidates that each step draws from at the start. It sets τ step by step, so that none is
     deterministic or random. null: model.tau at every step (paper)."""
