@@ -324,7 +324,7 @@ def check_limits(*, timeout_s: object = 1.0, least: int = 1, **counts: object) -
         raise InputError(f"timeout_s must be a positive number of seconds, not {timeout_s!r:.80}")
     for name, count in counts.items():
         if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise InputError(f"{name} must be a whole number from {least} on, not {count!r:.80}")
+            raise InputError(f"{name} must be a whole number of at least {least}, not {count!r:.80}")
 
 
 def address_of(database: str | Path) -> tuple[str, bool]:

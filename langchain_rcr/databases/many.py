@@ -126,7 +126,7 @@ def _names(template: str) -> tuple[str, ...]:
     try:
         found = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
     except ValueError as error:
-        raise InputError(f"the database {template} is no template: {error}") from None
+        raise InputError(f"the database {template} is not a template: {error}") from None
     if not found or any(not name.isidentifier() or form or conversion for name, form, conversion in found):  # type: ignore[union-attr]
-        raise InputError(f"the database {template} is no template: it takes plain names, as in {LAYOUT}")
+        raise InputError(f"the database {template} is not a template: it takes plain names, as in {LAYOUT}")
     return tuple(dict.fromkeys(str(name) for name, *_ in found))

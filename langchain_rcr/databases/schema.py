@@ -63,7 +63,7 @@ def schema_text(database: str | Path, *, samples: int = 0) -> str:
         try:
             tables = execute(_POSTGRESQL if postgres else _SQLITE)
         except ProgramError as error:
-            raise InputError(f"the schema can't be read: {error}; write down the tables that matter") from error
+            raise InputError(f"the schema can't be read: {error}; give the tables that matter as schema=") from error
         if not tables:
             where = "the first schema of the search path has none that this role may read" if postgres else database
             raise InputError(f"no tables to write queries for: {where}")

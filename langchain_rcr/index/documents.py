@@ -224,8 +224,8 @@ class StoredDocuments:
             if not self.embeddings.asked:
                 self.ask(self.store.delete, [one.id for one in some])
                 raise InputError(
-                    f"{self.name} doesn't take its vectors from the embeddings that it shall be made with: give the "
-                    "class, or a function that makes a store with them, not one that returns a store made elsewhere"
+                    f"{self.name} doesn't take its vectors from the embeddings that it is given: pass the class, or a "
+                    "function that makes a store with them, not one that returns a store made elsewhere"
                 )
 
     def remove(self, ids: Sequence[str | None]) -> None:

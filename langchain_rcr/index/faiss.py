@@ -76,7 +76,7 @@ class FaissOptions:
             if value is None and name in ("nlist", "nprobe"):
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name} must be a whole number from {least} on, not {value!r}")
+                raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
 
     def lists(self, rows: int) -> int:
         """How many inverted lists to train on this many rows; 0: too few rows."""

@@ -73,7 +73,7 @@ def check_folder(folder: Path) -> None:
         raise InputError(f"{folder} is a mount point, which can't be replaced as a whole: give a folder inside it")
     other = stranger(folder) if folder.is_dir() else None
     if other is not None:
-        raise InputError(f"{folder} holds {other}, which no checkpoint there has and would go: give a new folder")
+        raise InputError(f"{folder} holds {other}, which isn't a checkpoint's and would be lost: give a new folder")
 
 
 def load(

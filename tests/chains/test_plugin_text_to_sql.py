@@ -116,7 +116,7 @@ def test_the_database_may_be_a_path(rivers: str, selector) -> None:
 
 
 def test_repairs_are_a_whole_number(rivers: str, selector) -> None:
-    with pytest.raises(InputError, match="repairs must be a whole number from 0 on, not -1"):
+    with pytest.raises(InputError, match="repairs must be a whole number of at least 0, not -1"):
         text_to_sql_chain(FakeListLLM(responses=["SELECT 1"]), selector, rivers, repairs=-1)
 
 
@@ -249,7 +249,7 @@ def test_a_schema_that_can_t_be_read_says_so(tmp_path: Path, selector) -> None:
     path = tmp_path / "x.sqlite"
     with closing(sqlite3.connect(path)) as database:
         database.execute(f"CREATE TABLE t (a TEXT DEFAULT '{'x' * 9_000_000}')")
-    with pytest.raises(InputError, match="the schema can't be read: rows of more than 8388608 bytes; write"):
+    with pytest.raises(InputError, match="the schema can't be read: rows of more than 8388608 bytes; give"):
         text_to_sql_chain(FakeListLLM(responses=[""]), selector, path)
     path.write_bytes(b"")  # as sqlite3.connect leaves it for a name that is misspelt
     with pytest.raises(InputError, match=r"no tables to write queries for: .*x\.sqlite"):

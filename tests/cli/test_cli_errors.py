@@ -182,7 +182,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["data", "check", "gone.jsonl"], "no such file: gone.jsonl"),
         (["data", "check", "train.jsonl", "--language", "sqll"], "sqll"),
         (["data"], "required: COMMAND"),
-        (["data", "text2sql", "train.jsonl", "--out", "folder"], "train.jsonl is no JSON file"),
+        (["data", "text2sql", "train.jsonl", "--out", "folder"], "train.jsonl is not a JSON file"),
         (["data", "text2sql", "gone.json", "--out", "folder"], "can't read gone.json"),
         (["trian"], "invalid choice: 'trian'"),
         *(

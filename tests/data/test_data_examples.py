@@ -77,8 +77,8 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     ("damage", "message"),
     [
         (lambda folder: (folder / "split.json").unlink(), "no split.json"),
-        (lambda folder: (folder / "split.json").write_text("{"), "is no JSON file"),
-        (lambda folder: (folder / "split.json").write_text("9" * 5_000), "is no JSON file: .* a number too long"),
+        (lambda folder: (folder / "split.json").write_text("{"), "is not a JSON file"),
+        (lambda folder: (folder / "split.json").write_text("9" * 5_000), "is not a JSON file: .* a number too long"),
         (lambda folder: (folder / "split.json").write_text("[]"), "not of a split's form"),
         (lambda folder: (folder / "train.jsonl").unlink(), "no such file"),
         (lambda folder: (folder / "dev.jsonl").unlink(), "announces"),

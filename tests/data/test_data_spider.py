@@ -108,7 +108,7 @@ def test_the_schema_may_show_values(folder):
 
 def test_databases_may_be_elsewhere(folder, tmp_path):
     shutil.move(folder / "database", tmp_path / "others")
-    with pytest.raises(DataError, match=r"database is no folder: unpack Spider's databases there, DB/DB\.sqlite"):
+    with pytest.raises(DataError, match=r"database is not a folder: unpack Spider's databases there, DB/DB\.sqlite"):
         spider_split(folder)
     assert spider_split(folder, databases=tmp_path / "others").counts() == {"train": 2, "dev": 0, "test": 0}
 
@@ -116,7 +116,7 @@ def test_databases_may_be_elsewhere(folder, tmp_path):
 @pytest.mark.parametrize(
     ("file", "value", "message"),
     [
-        ("ssp/template_1.json", {"train": [4]}, "4 in 'train' is none of 4 questions"),
+        ("ssp/template_1.json", {"train": [4]}, "4 in 'train' is not among 4 questions"),
         ("ssp/template_1.json", {"train": ["x"]}, r"template_1\.json, train, 0: not of Spider's form"),
         ("train_spider.json", [{"db_id": "../x", "question": "q", "query": "s"}], "0, db_id: not of Spider's form"),
         ("tables.json", [], "has no database 'gone', which a question names"),

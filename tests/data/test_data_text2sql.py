@@ -98,9 +98,9 @@ def changed(**changes: Any) -> str:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "is no JSON file"),
-        (f"[{'9' * 5_000}]", "is no JSON file: too deep, or a number too long"),
-        ("[" * 100_000, "is no JSON file: too deep, or a number too long"),
+        ("{", "is not a JSON file"),
+        (f"[{'9' * 5_000}]", "is not a JSON file: too deep, or a number too long"),
+        ("[" * 100_000, "is not a JSON file: too deep, or a number too long"),
         ("{}", "should be a valid list"),
         ("[]", "at least 1 item"),
         ("[1]", "query 0: not of the text2sql-data form"),

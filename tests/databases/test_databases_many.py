@@ -100,11 +100,11 @@ def test_what_is_wrong_is_said_in_a_line(folder):
         with pytest.raises(InputError, match=rf"{name}\.sqlite can't be read: no such file"):
             run.path({"db_id": name})
     for template in ("x/{}.sqlite", "{db_id.real}.sqlite", "{db_id!r}.sqlite", "{db_id:>9}.sqlite", "{db_id", "plain"):
-        with pytest.raises(InputError, match="is no template"):
+        with pytest.raises(InputError, match="is not a template"):
             Databases(template)
     with pytest.raises(InputError, match="of PostgreSQL give one"):
         Databases("postgresql://host/{db_id}")
-    with pytest.raises(InputError, match="max_databases must be a whole number from 1 on, not 0"):
+    with pytest.raises(InputError, match="max_databases must be a whole number of at least 1, not 0"):
         Databases(folder, max_databases=0)
 
 

@@ -301,7 +301,7 @@ def test_no_more_queries_run_at_a_time_than_may(database, monkeypatch):
         assert list(threads.map(run, ["SELECT 1"] * 48)) == [[]] * 48
         assert len(set(begun)) <= 2
         assert len(run._idle) <= 2
-    with pytest.raises(InputError, match="max_processes must be a whole number from 1 on, not 0"):
+    with pytest.raises(InputError, match="max_processes must be a whole number of at least 1, not 0"):
         Database(database, max_processes=0)
 
 

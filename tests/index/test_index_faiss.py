@@ -230,8 +230,8 @@ def test_pickles_with_its_faiss_index(kind, fp16):
     ("options", "message"),
     [
         ({"kind": "pq"}, "kind must be one of flat, hnsw, ivf, not 'pq'"),
-        ({"m": 1}, "m must be a whole number from 2 on, not 1"),
-        ({"nprobe": 0}, "nprobe must be a whole number from 1 on, not 0"),
+        ({"m": 1}, "m must be a whole number of at least 2, not 1"),
+        ({"nprobe": 0}, "nprobe must be a whole number of at least 1, not 0"),
         ({"ef_search": 1.5}, "ef_search must be a whole number"),
         ({"nlist": True}, "nlist must be a whole number"),
     ],

@@ -182,6 +182,6 @@ def test_probabilities_of_another_text_or_of_none_are_refused(told: Any, message
 
 def test_a_chat_model_cannot_score() -> None:
     with OpenAIServer() as server, model(server, "chat") as llm:
-        with pytest.raises(ConfigError, match="'m' tells no probabilities: scoring needs"):
+        with pytest.raises(ConfigError, match="'m' gives no probabilities: scoring needs"):
             llm.log_likelihoods(["a"], ["b"])
         assert not server.requests

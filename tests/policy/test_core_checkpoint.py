@@ -343,7 +343,7 @@ def test_a_save_spares_what_is_no_checkpoint(tmp_path, checkpoints):
     model = TriEncoder.from_pretrained(checkpoints / "lexical")
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "thesis.tex").write_text("years of work")
-    with pytest.raises(InputError, match="which no checkpoint there has and would go: give a new folder"):
+    with pytest.raises(InputError, match="which isn't a checkpoint's and would be lost: give a new folder"):
         model.save_pretrained(tmp_path / "home")
     with pytest.raises(InputError, match="is a file"):
         model.save_pretrained(tmp_path / "home" / "thesis.tex")

@@ -82,7 +82,7 @@ def test_a_folder_with_other_files_is_left_as_it_is(
     monkeypatch.chdir(tmp_path)
     (tmp_path / place).mkdir(exist_ok=True)
     (tmp_path / place / "mine.txt").write_text("x")
-    with pytest.raises(InputError, match=r"holds mine\.txt, which no checkpoint there has and would go: give a new"):
+    with pytest.raises(InputError, match=r"holds mine\.txt, which isn't a checkpoint's and would be lost: give a new"):
         retriever.save(place)
     assert (tmp_path / place / "mine.txt").read_text() == "x"
     retriever.save("new")

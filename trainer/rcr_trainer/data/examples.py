@@ -104,7 +104,7 @@ def read_text(path: Path) -> str:
     except OSError as error:
         raise DataError(f"can't read {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise DataError(f"{path} is no UTF-8 text: {error.reason}") from error
+        raise DataError(f"{path} is not UTF-8 text: {error.reason}") from error
 
 
 def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
@@ -121,4 +121,4 @@ def read_json_as(kind: Any, path: Path, form: str, entry: str = "") -> Any:
         raise DataError(f"{path}{where}: not of {form} form: {fault['msg']}") from None
     except (ValueError, RecursionError) as error:
         reason = error if isinstance(error, json.JSONDecodeError) else "too deep, or a number too long"
-        raise DataError(f"{path} is no JSON file: {reason}") from error
+        raise DataError(f"{path} is not a JSON file: {reason}") from error

@@ -187,7 +187,7 @@ def _example(row: Any, keys: Mapping[str, str], report: ReadReport, place: int, 
         try:
             f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}".encode()
         except UnicodeEncodeError:
-            raise DataError(f"{where}: field {name!r} holds half of a surrogate pair, which is no text") from None
+            raise DataError(f"{where}: field {name!r} holds half of a surrogate pair, which isn't text") from None
     return Example(id_, source, target, fields)
 
 

@@ -67,7 +67,7 @@ def spider_split(
     rows = _parts(folder, kind)
     where = Path(databases or folder / "database")
     if not where.is_dir():
-        raise DataError(f"{where} is no folder: unpack Spider's databases there, {LAYOUT.format(db_id='DB')}")
+        raise DataError(f"{where} is not a folder: unpack Spider's databases there, {LAYOUT.format(db_id='DB')}")
     names = sorted({row.db_id for part in rows.values() for row in part.values()})
     if unknown := [name for name in names if name not in schemas]:
         raise DataError(f"{folder / 'tables.json'} has no database {unknown[0]!r}, which a question names")
@@ -106,7 +106,7 @@ def _parts(folder: Path, kind: str) -> dict[str, dict[str, _Row]]:
     asked = [(str(n), row) for n, row in rows if row.db_id in within]
     for part, of in numbers.items():
         if out := [number for number in of if not 0 <= number < len(asked)]:
-            raise DataError(f"{folder / 'ssp' / kind}.json: {out[0]} in {part!r} is none of {len(asked)} questions")
+            raise DataError(f"{folder / 'ssp' / kind}.json: {out[0]} in {part!r} is not among {len(asked)} questions")
     return {part: dict(asked[number] for number in numbers.get(part, [])) for part in ("train", "test")}
 
 

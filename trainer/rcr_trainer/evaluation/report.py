@@ -160,7 +160,7 @@ class EvaluationReport:
         try:
             report = _ADAPTER.validate_json(read_text(path))
         except ValidationError as error:
-            raise DataError(f"{path} is no evaluation report: {_first_of(error)}") from error
+            raise DataError(f"{path} is not an evaluation report: {_first_of(error)}") from error
         if report.format_version > FORMAT_VERSION:
             raise DataError(
                 f"{path} has format version {report.format_version}, this library reads up to {FORMAT_VERSION}"

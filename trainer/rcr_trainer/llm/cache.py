@@ -233,7 +233,7 @@ def check_cache(path: Path) -> None:
         return
     there = next(each for each in path.absolute().parents if each.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
-        what = "can't be written" if there.is_dir() else "is no folder"
+        what = "can't be written" if there.is_dir() else "is not a folder"
         raise DataError(f"the cache of answers {path} can't be used: {there} {what}")
 
 

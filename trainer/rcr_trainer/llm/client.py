@@ -111,7 +111,7 @@ class Client:
             found = await asyncio.to_thread(model.log_likelihoods, *texts)
             return [Answer(repr(value), "", -1, -1) for value in found]
         if self._is_chat or self._http is None:
-            raise ConfigError(f"{self.name!r} tells no probabilities: scoring needs llm.kind: local, or completion")
+            raise ConfigError(f"{self.name!r} gives no probabilities: scoring needs llm.kind: local, or completion")
         asked = self.scoring.asked(requests[0])
         asked["extra_body"] |= model.extra_body or {}
         body = await model.async_client.create(model=model.model_name, logprobs=1, temperature=0, **asked)

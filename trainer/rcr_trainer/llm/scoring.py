@@ -107,7 +107,7 @@ def _read_grammar(response: Mapping[str, Any], request: Scored) -> float:
     if written != text:
         raise UnscoredError(
             f"{response.get('model')!r} can't score: its server heeds neither echo, as vLLM does, nor grammar, as "
-            "llama.cpp does, and so tells no log-probabilities of a text; take such a server, or llm.kind: local"
+            "llama.cpp does, and so gives no log-probabilities of a text; use such a server, or llm.kind: local"
         )
     return _sum(values)
 

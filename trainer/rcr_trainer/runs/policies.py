@@ -67,7 +67,7 @@ def embeddings_of(config: Settings) -> Any:
         return None
     made: Any = load(base.removeprefix("langchain:"), "model.base", lambda found: found())
     if not (hasattr(made, "embed_query") and hasattr(made, "embed_documents")):
-        raise ConfigError(f"model.base = '{base}' returned {type(made).__name__}, which is no LangChain embeddings")
+        raise ConfigError(f"model.base = '{base}' returned {type(made).__name__}, not LangChain embeddings")
     return made
 
 

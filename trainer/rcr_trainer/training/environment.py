@@ -105,8 +105,8 @@ class Environment:
         self.queries = [query for query, good in zip(job.queries, scorable, strict=True) if good]
         new = share_held_out(config.exclude_own_program, self.queries, job.dev, job.pool, job.spec)
         logger.info(
-            "%d %% of the training questions may pick no example of their own program, the others any but themselves "
-            "(grpo.exclude_own_program)",
+            "%d %% of the training questions can't pick examples with their own program; the others can't pick "
+            "themselves (grpo.exclude_own_program)",
             round(100 * new),
         )
         self.held_out = HeldOut(job.pool, self.queries, job.spec, new=new, seed=job.seed)
@@ -145,7 +145,7 @@ class Environment:
             what = "answers" if reward.needs_llm else "sets of picks"
             raise RewardError(
                 f"reward '{reward.name}' gave None for the last {self._unscored} {what}: there is nothing to learn "
-                "from. Mend the reward, and resume: no answer is paid for again"
+                "from. Fix the reward and resume: no answer is paid for again"
             )
         return rewards, tally
 

@@ -244,7 +244,7 @@ class Runner:
                 f"{now}: start as many, or delete it to start afresh"
             )
         if len(set(self.processes.texts(f"{found} {result.rounds} {result.steps}"))) > 1:
-            raise CheckpointError(f"{folder} has not the same content for every process: they must see one file system")
+            raise CheckpointError(f"{folder} differs between processes: they must share one file system")
 
     def _load(self, folder: Path) -> None:
         """Take over a saved state, or raise a `CheckpointError` if it is damaged or another model's."""
