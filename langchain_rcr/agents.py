@@ -174,9 +174,7 @@ class ComposedToolSelector(_ChangedRequests):
     ) -> None:
         super().__init__()
         if retriever.store.encoder.spec.language != SETS.language:
-            raise InputError(
-                f"the retriever's programs are {retriever.store.encoder.spec.language!r}, not tools' names"
-            )
+            raise InputError(f"the retriever's programs are {retriever.store.encoder.spec.language!r}, not tools")
         if isinstance(always_include, str):
             raise InputError(f"always_include must be a sequence of names, not one: [{always_include!r}]")
         self.retriever, self.always_include = retriever, frozenset(always_include)

@@ -194,7 +194,7 @@ def test_saved_and_read_again(selector: ComposedToolSelector, tmp_path: Path) ->
 def test_a_retriever_without_tools_is_refused() -> None:
     examples = [{"source": "how many", "target": "count ( all )"}]
     plain = SequentialCompositionalRetriever.from_encoder(lexical(examples, 4), examples)
-    with pytest.raises(InputError, match="the retriever's programs are 'functional', not tools' names"):
+    with pytest.raises(InputError, match="the retriever's programs are 'functional', not tools"):
         ComposedToolSelector(plain)
 
 
