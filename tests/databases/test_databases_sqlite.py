@@ -316,7 +316,7 @@ def test_what_is_no_limit_is_refused(database, limits):
         Database(database, **limits)
     with pytest.raises(InputError, match=f"^{name} must be"):
         Databases("{db_id}.sqlite", **limits)
-    with pytest.raises(InputError, match="samples must be a whole number from 0 on"):
+    with pytest.raises(InputError, match="samples must be a whole number of at least 0"):
         schema_text(database, samples=-1)
 
 
