@@ -135,13 +135,13 @@ OVER_A_MODEL: dict[str, tuple[Change, str]] = {
         )
         for kind in ("mask2former", "maskformer", "detr", "dpt")
     },
-    "timm": (keyed(CONFIG, model_type="timm_backbone"), "'timm_backbone' is no text encoder"),
-    "pair": (keyed(CONFIG, model_type="encoder-decoder"), "'encoder-decoder' is no text encoder"),
-    "nested": (inner(CONFIG, model_type="dpt"), "'dpt' is no text encoder"),
-    "untyped": (keyed(CONFIG, model_type=["bert"]), "is no text encoder"),
+    "timm": (keyed(CONFIG, model_type="timm_backbone"), "'timm_backbone' isn't a text encoder"),
+    "pair": (keyed(CONFIG, model_type="encoder-decoder"), "'encoder-decoder' isn't a text encoder"),
+    "nested": (inner(CONFIG, model_type="dpt"), "'dpt' isn't a text encoder"),
+    "untyped": (keyed(CONFIG, model_type=["bert"]), "isn't a text encoder"),
     "tokenizer-class": (keyed("backbone/tokenizer_config.json", tokenizer_class="RagTokenizer"), "fine"),
     "twice": (written(CONFIG, '{"model_type": "dpt", '), "the key 'model_type' is there twice"),
-    "no-number": (written(CONFIG, '{"x": NaN, '), "NaN is no number of JSON"),
+    "no-number": (written(CONFIG, '{"x": NaN, '), "NaN is not a number in JSON"),
     # It would be as large as it says.
     "labels": (keyed(CONFIG, num_labels=HUGE), "num_labels = 1000000000 doesn't fit the weights beside it"),
     "layers": (keyed(CONFIG, num_hidden_layers=100_000), "more parts than the weights beside it"),
@@ -189,7 +189,7 @@ LEXICAL: dict[str, tuple[Change, str]] = {
     "idf": (written("query_encoder/vocabulary.json", '{"idf": {"a": 1e999}, "x": '), "can't be read as JSON"),
     "infinite": (
         within("query_encoder/vocabulary.json", "idf", "how", value=1e300),
-        "is no inverse document frequency",
+        "is not an inverse document frequency",
     ),
     "dim": (keyed("query_encoder/encoder.json", dim=MANY), "numbers, which doesn't fit the weights beside it"),
     "dim-empty": (
@@ -242,7 +242,7 @@ TRANSFORMER: dict[str, tuple[Change, str]] = {
         keyed("query_encoder/config.json", model_type="dpt", **BEACON),
         "'backbone': 'someone/beacon', which a checkpoint may not name",
     ),
-    "own-type": (keyed("query_encoder/config.json", model_type="detr"), "'detr' is no text encoder"),
+    "own-type": (keyed("query_encoder/config.json", model_type="detr"), "'detr' isn't a text encoder"),
     "own-chunks": (keyed("query_encoder/config.json", chunk_size_feed_forward=2), "checkpoint-own-chunks"),
     "own-length": (keyed("query_encoder/encoder.json", max_length=0), "checkpoint-own-length"),
     "own-regex": (keyed("context_encoder/tokenizer.json", pre_tokenizer=SPLIT), "the regular expression"),

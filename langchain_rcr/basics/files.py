@@ -86,7 +86,7 @@ def _unambiguous(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def no_number(name: str) -> None:
     """Refuse NaN and infinity, which Python's reader would accept: its `parse_constant`."""
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a number in JSON")
 
 
 def digest(value: Any) -> str:

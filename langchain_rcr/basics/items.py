@@ -122,6 +122,6 @@ def check_json(value: Any, *, tuples: bool = False) -> None:
         if isinstance(container, dict):
             for key in container:
                 if not isinstance(key, str):
-                    raise TypeError(f"the key {key!r} is no string")
+                    raise TypeError(f"the key {key!r} is not a string")
         parts = container.values() if isinstance(container, dict) else container
         containers += [part for part in parts if isinstance(part, (dict, list, tuple))]

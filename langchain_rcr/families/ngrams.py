@@ -89,5 +89,5 @@ class NgramVocabulary(Vocabulary):
             )
         idf = {str(k): float(v) for k, v in value["idf"].items()}
         if not all(0 <= weight < _MAX_IDF for weight in idf.values()):
-            raise InputError("an n-gram's weight is no inverse document frequency")
+            raise InputError("an n-gram's weight is not an inverse document frequency")
         return cls(idf, longest, gap)

@@ -94,7 +94,7 @@ def check_kind(config: Mapping[str, Any]) -> None:
     for key, kind in entries(config):
         if key == "model_type" and kind not in TEXT_ENCODERS:
             known = ", ".join(sorted(TEXT_ENCODERS))
-            raise InputError(f"model_type {show(kind)} is no text encoder that a checkpoint can hold (known: {known})")
+            raise InputError(f"model_type {show(kind)} isn't a text encoder a checkpoint can hold (known: {known})")
 
 
 def check_tokenizer(value: Mapping[str, Any], size: int) -> None:

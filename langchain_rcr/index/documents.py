@@ -243,7 +243,7 @@ class StoredDocuments:
             text = json.dumps(row._asdict())
             check_json(row.example, tuples=True)
         except (TypeError, ValueError) as error:
-            msg = f"example {row.id!r} has a field that is no JSON, so {self.name} can't keep it: {error}"
+            msg = f"example {row.id!r} has a field that isn't JSON, so {self.name} can't keep it: {error}"
             raise PoolError(msg) from None
         packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
         kinds = str | int | float if self._filters else str

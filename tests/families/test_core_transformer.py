@@ -260,7 +260,7 @@ def test_what_a_checkpoint_cannot_hold_is_refused_before_training(bert, tmp_path
             TriEncoder.build(family, ITEMS, base=str(folder))
     gpt = GPT2Config(n_embd=8, n_layer=1, n_head=1, vocab_size=29, n_positions=40)
     GPT2Model(gpt).save_pretrained(folder)
-    with pytest.raises(InputError, match="model_type 'gpt2' is no text encoder"):
+    with pytest.raises(InputError, match="model_type 'gpt2' isn't a text encoder"):
         TriEncoder.build("transformer", ITEMS, base=str(folder))
 
 

@@ -182,7 +182,7 @@ def test_another_architecture_is_refused_by_name(folder: str, tmp_path: Path) ->
         for file in Path(folder).iterdir():
             (other / file.name).write_bytes(file.read_bytes())
         (other / "config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match=f"{name}|hidden_size 16 is no multiple of 3"):
+        with pytest.raises(InputError, match=f"{name}|hidden_size 16 isn't a multiple of 3"):
             OnnxBackbone(str(other))
     with pytest.raises(InputError, match="without torch it must be a local folder"):
         OnnxBackbone("someone/model")

@@ -96,7 +96,7 @@ def test_what_is_there_and_what_is_not(make):
     assert (index.count(), index.known(["0", "9", "10"])) == (10, {"0", "9"})
     with pytest.raises(PoolError, match="the id '0' is taken by another example"):
         index.add(rows[:1], part(vectors, [0]))
-    with pytest.raises(PoolError, match="field that is no JSON"):
+    with pytest.raises(PoolError, match="field that isn't JSON"):
         index.add([Row("new", {"a": object()}, 0)], part(vectors, [0]))
     with reading(index) as reader:
         keys, _ = reader.search(ONES, 12, [np.array([3, 3, 99])])
@@ -213,7 +213,7 @@ def test_a_filter_of_more_values_than_examples_reads_them_all(request, store):
 def test_keys_that_json_would_change_are_refused(make):
     index = filled(make(), *drawn(6, 4))
     for field in ({5: "x"}, {"k": [{None: "x"}]}):
-        with pytest.raises(PoolError, match=r"example 'a' has a field that is no JSON, .*: the key (5|None) is no"):
+        with pytest.raises(PoolError, match=r"example 'a' has a field that isn't JSON, .*: the key (5|None) is not"):
             index.add([Row("a", {"source": "q"} | field, 0)], equal(1, 0.1))
     index.add([Row("a", {"source": "q", "k": (1, 2)}, 0)], equal(1, 0.1))
     assert index.rows(["a"])[0].example["k"] == [1, 2]

@@ -174,7 +174,7 @@ def test_a_response_that_was_read_is_no_failed_connection_whatever_the_client_sa
     wrapped.__cause__ = MalformedResponseError("over 16 MiB")
     fault = diagnose(wrapped)
     assert (fault.kind, fault.reason, fault.charged) == ("again", "malformed", True)
-    assert "the response is no answer (over 16 MiB)" in str(fault.error)
+    assert "the response is not an answer (over 16 MiB)" in str(fault.error)
 
 
 def test_only_langchain_openai_means_a_malformed_response_by_a_type_error() -> None:

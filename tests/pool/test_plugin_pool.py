@@ -231,8 +231,8 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         ("a\ud800", "surrogates not allowed"),
         ((1, 2), "JSON would make a list of the tuple"),
         ([{"a": (1,)}], "JSON would make a list of the tuple"),
-        ({1: "a"}, "the key 1 is no string"),
-        ([{"a": {None: 2}}], "the key None is no string"),
+        ({1: "a"}, "the key 1 is not a string"),
+        ([{"a": {None: 2}}], "the key None is not a string"),
         ({(1, 2): 3}, "keys must be str"),
     ],
 )

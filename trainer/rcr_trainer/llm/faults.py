@@ -125,7 +125,7 @@ def diagnose(error: Exception, who: str, *, openai: bool = False) -> Fault:
         why = said if names & _TIMEOUTS else _shown(why)
         return _again("connection", who, f"the connection failed ({why})", charged=arrived)
     if isinstance(error, MalformedResponseError) or (openai and isinstance(error, _UNREADABLE)):
-        return _again("malformed", who, f"the response is no answer ({said})", charged=True)
+        return _again("malformed", who, f"the response is not an answer ({said})", charged=True)
     stopped = LLMError(f"{who} failed: {type(error).__name__}: {said}")
     # The cause helps find a bug in the user's own model; leave it out if a message holds a key.
     if all(redact(str(cause)) == str(cause) for cause in _causes(error)):
