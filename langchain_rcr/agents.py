@@ -202,7 +202,7 @@ class ComposedToolSelector(_ChangedRequests):
         Args:
             pairs: requests with the names of the tools that each needed. Names that `tools` lacks are never picked.
             tools: those to pick from; or names with their descriptions.
-            k: the most tools that a request gets, beside those of `always_include`.
+            k: the most tools that a request gets, besides those of `always_include`.
             embeddings: read requests and descriptions; None: the default model, from the extra `offline`.
             always_include: as the field of the class.
             question: as the field of the class.
@@ -231,7 +231,7 @@ class ComposedToolSelector(_ChangedRequests):
         self.retriever.upsert(pool, [tool["name"] for tool in pool])
 
     def retrieve_tools(self, query: str) -> list[str]:
-        """Retrieve the names of the tools that a request needs together, most needed first."""
+        """The names of the tools that a request needs together, most needed first."""
         return _names(self.retriever.invoke(query))
 
     async def aretrieve_tools(self, query: str) -> list[str]:
