@@ -59,7 +59,7 @@ class Shape:
         shape = cls(*numbers)
         if shape.hidden_size % shape.num_attention_heads:
             raise InputError(
-                f"config.json: hidden_size {shape.hidden_size} isn't a multiple of {shape.num_attention_heads} heads"
+                f"config.json: hidden_size {shape.hidden_size} is not a multiple of {shape.num_attention_heads} heads"
             )
         return shape
 

@@ -182,7 +182,7 @@ def test_another_architecture_is_refused_by_name(folder: str, tmp_path: Path) ->
         for file in Path(folder).iterdir():
             (other / file.name).write_bytes(file.read_bytes())
         (other / "config.json").write_text(json.dumps(config))
-        with pytest.raises(InputError, match=f"{name}|hidden_size 16 isn't a multiple of 3"):
+        with pytest.raises(InputError, match=f"{name}|hidden_size 16 is not a multiple of 3"):
             OnnxBackbone(str(other))
     with pytest.raises(InputError, match="without torch it must be a local folder"):
         OnnxBackbone("someone/model")
@@ -223,7 +223,7 @@ HOSTILE: dict[str, tuple[Change, str]] = {
     "layers-few": (keyed(CONFIG, num_hidden_layers=1), "or should not be there"),
     "words": (keyed(CONFIG, vocab_size=HUGE), "words.scale has shape"),
     "width": (keyed(CONFIG, hidden_size=MANY), "has shape"),
-    "heads": (keyed(CONFIG, num_attention_heads=5), "no multiple of 5 heads"),
+    "heads": (keyed(CONFIG, num_attention_heads=5), "not a multiple of 5 heads"),
     "text": (keyed(CONFIG, hidden_size="16"), "lacks a size"),
     "negative": (keyed(CONFIG, intermediate_size=-1), "lacks a size"),
     "epsilon": (keyed(CONFIG, layer_norm_eps="x"), "lacks a size"),
