@@ -178,8 +178,8 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         reward = build_reward(config, task.spec)
         if reward.needs_llm and not config.llm.given:
             raise ConfigError(
-                f"llm.model = null contradicts reward.names = {config.reward.names}: name a model, or take rewards "
-                "that need none, such as context_coverage (your own says so by an attribute needs_llm = False)"
+                f"llm.model = null contradicts reward.names = {config.reward.names}: name a model, or use rewards "
+                "that need none, such as context_coverage (one of your own has needs_llm = False)"
             )
         if reward.likelihood and not config.llm.scores:
             raise ConfigError(

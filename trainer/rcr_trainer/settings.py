@@ -279,7 +279,7 @@ class Settings(Section, use_attribute_docstrings=True):
             advice = "without training it would pick at random"
             raise contradiction("sft.epochs", 0, "model.family", self.model.family, advice)
         if self.prompt.form == "chat" and self.llm.kind in ("completion", "local") and self.llm.given:
-            raise contradiction("prompt.form", "chat", "llm.kind", self.llm.kind, "take one with form: text")
+            raise contradiction("prompt.form", "chat", "llm.kind", self.llm.kind, "use one with form: text")
         if self.evaluation.answers and not self.llm.given:
             raise contradiction("evaluation.answers", True, "llm.model", None, "name a model")
         return self
