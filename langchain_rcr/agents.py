@@ -231,7 +231,7 @@ class ComposedToolSelector(_ChangedRequests):
         self.retriever.upsert(pool, [tool["name"] for tool in pool])
 
     def retrieve_tools(self, query: str) -> list[str]:
-        """The names of the tools that a request needs together, most needed first."""
+        """Retrieve the names of the tools that a request needs together, most needed first."""
         return _names(self.retriever.invoke(query))
 
     async def aretrieve_tools(self, query: str) -> list[str]:

@@ -111,7 +111,7 @@ def test_unreadable_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"can't read .*evaluation\.json"):
         EvaluationReport.read(tmp_path)
     (tmp_path / "evaluation.json").write_text("{")
-    with pytest.raises(DataError, match="no evaluation report"):
+    with pytest.raises(DataError, match="not an evaluation report"):
         EvaluationReport.read(tmp_path)
 
 
