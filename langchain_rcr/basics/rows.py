@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from scipy.sparse import csc_array, csr_array
 
 FloatArray: TypeAlias = NDArray[np.float32]
+DoubleArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 Scalar = TypeVar("Scalar", bound=np.generic)

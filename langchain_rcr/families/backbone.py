@@ -8,11 +8,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.extras import installed
 from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoding import Backbone
@@ -33,7 +33,7 @@ _PROBE = "what is the number of states that border the largest one ?"
 _LARGEST = 1e15
 """Smaller numbers can be squared and summed in single precision."""
 
-Known = dict[tuple[bool, str], NDArray[np.float32]]
+Known = dict[tuple[bool, str], FloatArray]
 """(is a query, text) → its frozen vector (d,)."""
 
 
@@ -52,7 +52,7 @@ class TransformerBackbone(PretrainedBackbone):
         self._encoder = encoder.eval().requires_grad_(False)
         self.dim, self.pooling, self.max_length = encoder.dim, encoder.pooling, encoder.max_length
 
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> FloatArray:
         """See `Backbone.embed`."""
         return self._encoder.encode([Item(text) for text in texts])
 
@@ -87,7 +87,7 @@ class LangChainBackbone:
         # Most embeddings treat both alike; then questions can be batched too.
         self.symmetric = entry.shape == query.shape and bool(np.allclose(query, entry, atol=1e-3))
 
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> FloatArray:
         """See `Backbone.embed`; queries go through `embed_query`, pool entries through `embed_documents`."""
         if not texts:
             return np.empty((0, self.dim), dtype=np.float32)
@@ -115,14 +115,14 @@ class RememberingBackbone:
     def __init__(self, backbone: Backbone, known: Known | None = None) -> None:
         self._backbone = backbone
         self._known = known if known is not None else {}
-        self._tokens: dict[str, NDArray[np.float32]] = {}
+        self._tokens: dict[str, FloatArray] = {}
         self.dim, self.symmetric = backbone.dim, backbone.symmetric
         self.describe = backbone.describe
         self.for_onnx = getattr(backbone, "for_onnx", None)
         self.read = None if getattr(backbone, "read", None) is None else self._read
         """`LocalBackbone.read` with the cache; None if the inner backbone has no token vectors."""
 
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> FloatArray:
         """See `Backbone.embed`."""
         role = queries and not self.symmetric
         fresh = [text for text in dict.fromkeys(texts) if (role, text) not in self._known]
@@ -222,14 +222,14 @@ def _stored(folder: Path, value: Mapping[str, Any], trust: bool | Collection[str
     return _opened(str(folder / "backbone") if inside else base, False if kind == "onnx" else torch, **options)
 
 
-def _probe(backbone: Backbone) -> NDArray[np.float32]:
+def _probe(backbone: Backbone) -> FloatArray:
     """The first numbers of the probe's vectors as a pool entry and as a question."""
     entry = backbone.embed([_PROBE])[0]
     question = entry if backbone.symmetric else backbone.embed([_PROBE], queries=True)[0]
     return np.concatenate([entry[:32], question[:32]])
 
 
-def _matches(probe: NDArray[np.float32], saved: Any, times: int) -> bool:
+def _matches(probe: FloatArray, saved: Any, times: int) -> bool:
     """Whether they are equal up to another machine's rounding, which is several times larger in int8."""
     try:
         return bool(np.allclose(probe, np.asarray(saved, dtype=np.float64).reshape(probe.shape), atol=times * 5e-3))
@@ -237,7 +237,7 @@ def _matches(probe: NDArray[np.float32], saved: Any, times: int) -> bool:
         return False
 
 
-def _vectors(rows: Any, count: int, dim: int | None = None) -> NDArray[np.float32]:
+def _vectors(rows: Any, count: int, dim: int | None = None) -> FloatArray:
     """What LangChain embeddings returned for `count` texts, as an array (count, dim); an `InputError` if not."""
     try:
         found = np.asarray(rows)

@@ -25,9 +25,7 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import STATES, AdditiveState
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from langchain_rcr.basics.rows import IntArray
     from langchain_rcr.families.encoder import Encoder
     from langchain_rcr.families.encoding import Backbone, Features
     from langchain_rcr.families.folds import Folds
@@ -206,7 +204,7 @@ class Family(ABC):
         """The current values of numbers above 0 that `vary` can scale: λ, if the state is the paper's."""
         return {"lam": settings.lam} if settings.state == AdditiveState.name and settings.lam > 0 else {}
 
-    def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]) -> Features:
+    def held_out(self, encoder: Any, questions: Sequence[Item], folds: Folds, ways: IntArray) -> Features:
         """Features of training questions as if E_x had been fitted without the questions held out with each.
 
         `ways` (N,) says how each is held out: a column of `Folds.numbers`.

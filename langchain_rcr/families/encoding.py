@@ -21,7 +21,7 @@ from safetensors.numpy import load_file, save_file
 from langchain_rcr.basics.files import digest, read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import Rows
+from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, Rows
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.untrusted import refusing
 
@@ -31,7 +31,7 @@ class Features(Protocol):
 
     def __len__(self) -> int: ...
 
-    def select(self, rows: NDArray[np.int64]) -> Self:
+    def select(self, rows: IntArray) -> Self:
         """The features of some rows, in that order."""
         ...
 
@@ -43,7 +43,7 @@ class Backbone(Protocol):
     symmetric: bool
     """Whether a query and a pool entry with the same text get the same vector."""
 
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> FloatArray:
         """Unit vectors (N, d) of texts, which are queries or pool entries."""
         ...
 
@@ -144,7 +144,7 @@ class BaseEncoder(ABC):
         """An array as the formulas take it."""
         return array
 
-    def taken(self, values: Any) -> NDArray[np.float32]:
+    def taken(self, values: Any) -> FloatArray:
         """A result of the formulas as an array, without gradients."""
         return np.asarray(values)
 
@@ -173,11 +173,11 @@ class BaseEncoder(ABC):
     def keep_preferences(self, other: Any) -> None:  # noqa: B027
         """After a fit, take over from another encoder what was tuned on answers and doesn't depend on the examples."""
 
-    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def unseen(self, names: IntArray) -> BoolArray:
         """(N,) which examples the fit hasn't seen, by the hashes (N, 2) of question and program; none without a fit."""
         return np.zeros(len(names), dtype=np.bool_)
 
-    def relevance(self, features: Any) -> NDArray[np.float64]:
+    def relevance(self, features: Any) -> DoubleArray:
         """(N,) from 0 to 1: how near questions are to the fitted ones, as a rank; 1 without a fit."""
         return np.ones(len(features))
 
@@ -247,11 +247,11 @@ class BaseEncoder(ABC):
         with np.errstate(invalid="ignore", over="ignore"):
             self.put({name: tensors[name].astype(array.dtype, copy=False) for name, array in own.items()})
 
-    def encode(self, items: Sequence[Item]) -> NDArray[np.float32]:
+    def encode(self, items: Sequence[Item]) -> FloatArray:
         """Vectors (N, D) float32 of items, without gradients."""
         return self.vectors(self.featurize(items))
 
-    def vectors(self, features: Any) -> NDArray[np.float32]:
+    def vectors(self, features: Any) -> FloatArray:
         """Vectors (N, D) float32 of featurised items, without gradients."""
         if len(features) == 1:
             return self.taken(self.forward(features))
@@ -266,6 +266,6 @@ class BaseEncoder(ABC):
         """`vectors` of a pool; sparse in families whose vectors are mostly 0."""
         return self.vectors(features)
 
-    def order(self, features: Any) -> NDArray[np.int64]:
+    def order(self, features: Any) -> IntArray:
         """The order in which `vectors` goes through the rows: grouping similar lengths needs the least padding."""
         return np.arange(len(features))

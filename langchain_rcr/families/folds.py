@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.programs import ProgramSpec
 
 FOLDS = 5
@@ -55,18 +55,18 @@ class Folds:
         by_program = {key: (fold, by_cluster.get(key, -1)) for key, fold in _drawn(hashes, seed)}
         return cls(by_program, dict(_drawn(sorted({text_hash(item.source) for item in items}), seed)), spec, new)
 
-    def of_hashes(self, hashes: Iterable[Sequence[int]]) -> NDArray[np.int64]:
+    def of_hashes(self, hashes: Iterable[Sequence[int]]) -> IntArray:
         """(N, 3) folds of examples, from the hashes of their question and their program's key; −1: none."""
         folds = [
             (*self.programs.get(program, (-1, -1)), self.questions.get(question, -1)) for question, program in hashes
         ]
         return np.array(folds, dtype=np.int64).reshape(-1, 3)
 
-    def numbers(self, items: Sequence[Item]) -> NDArray[np.int64]:
+    def numbers(self, items: Sequence[Item]) -> IntArray:
         """(N, 3) folds of examples, by program, by cluster and alone; −1: none."""
         return self.of_hashes((text_hash(item.source), text_hash(self.spec.key(item.target))) for item in items)
 
-    def ways(self, items: Sequence[Item]) -> NDArray[np.int64]:
+    def ways(self, items: Sequence[Item]) -> IntArray:
         """(N,) the way in which each is held out; half of those held out with their programs go by cluster."""
         hashes = np.array([text_hash(item.source) for item in items], dtype=np.int64)
         together = np.where(self.numbers(items)[:, CLUSTER] < 0, PROGRAM, hashes % 2)
@@ -84,7 +84,7 @@ def _drawn(hashes: Sequence[int], seed: int) -> Iterable[tuple[int, int]]:
     return zip(hashes, (np.argsort(order) % FOLDS).tolist(), strict=True)
 
 
-def _clusters(programs: Sequence[frozenset[str]]) -> NDArray[np.int64]:
+def _clusters(programs: Sequence[frozenset[str]]) -> IntArray:
     """(N,) clusters of programs by average linkage of the Jaccard distance of their structures."""
     if len(programs) < 2:
         return np.zeros(len(programs), dtype=np.int64)

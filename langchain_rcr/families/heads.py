@@ -10,13 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.arrays import bag_sums
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary
 
-Normal: TypeAlias = Callable[..., NDArray[np.float32]]
+Normal: TypeAlias = Callable[..., FloatArray]
 """Draws an array of a given shape from the standard normal distribution."""
 
 
@@ -24,13 +24,13 @@ Normal: TypeAlias = Callable[..., NDArray[np.float32]]
 class FrozenVectors:
     """Frozen vectors (N, d) and, if n-grams are read, the bags of the same items."""
 
-    vectors: NDArray[np.float32]
+    vectors: FloatArray
     bags: SparseRows | None
 
     def __len__(self) -> int:
         return len(self.vectors)
 
-    def select(self, rows: NDArray[np.int64]) -> FrozenVectors:
+    def select(self, rows: IntArray) -> FrozenVectors:
         """The features of some rows, in that order."""
         return FrozenVectors(self.vectors[rows], None if self.bags is None else self.bags.select(rows))
 

@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.untrusted import SPECIAL_TOKENS, refusing
 
 Pooling = Literal["mean", "cls"]
-Read: TypeAlias = tuple[NDArray[np.float32], list[NDArray[np.float32]]]
+Read: TypeAlias = tuple[FloatArray, list[FloatArray]]
 """Unit vectors (N, d) of texts, and the token vectors (T, d) of each."""
 INSIDE = "checkpoint:backbone"
 """The base of a model stored in the checkpoint itself, in the folder backbone/."""
@@ -39,7 +39,7 @@ class LocalBackbone(ABC):
     def read(self, texts: Sequence[str]) -> Read:
         """Unit vectors (N, d) of texts, zeros for one without tokens, and the token vectors (T, d) of each."""
 
-    def embed(self, texts: Sequence[str], *, queries: bool = False) -> NDArray[np.float32]:
+    def embed(self, texts: Sequence[str], *, queries: bool = False) -> FloatArray:
         """See `Backbone.embed`."""
         return self.read(texts)[0]
 
@@ -113,7 +113,7 @@ def token_ids(tokenizer: Any, texts: Sequence[str], max_length: int, *, special:
         return [each.ids for each in tokenizer.encode_batch_fast(cut, add_special_tokens=special)]
 
 
-def unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
+def unit(vectors: FloatArray) -> FloatArray:
     """Rows scaled to length 1."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.maximum(norms, 1e-12), dtype=np.float32)

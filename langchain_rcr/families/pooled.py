@@ -15,13 +15,13 @@ from typing import Any, Self, get_args
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from safetensors import safe_open
 from torch import Tensor, nn
 
 from langchain_rcr.basics.files import digest, read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Bounded, Encoder
@@ -52,7 +52,7 @@ class Tokens:
     def __len__(self) -> int:
         return len(self.ids)
 
-    def select(self, rows: NDArray[np.int64]) -> Tokens:
+    def select(self, rows: IntArray) -> Tokens:
         """The sequences of some rows, in that order."""
         return Tokens([self.ids[row] for row in rows])
 
@@ -234,7 +234,7 @@ class PooledTransformer(nn.Module):
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}
         layer = 3 * self.model.config.num_hidden_layers // 4
         pooled = np.zeros((len(texts), self.dim), dtype=np.float32)
-        tokens: list[NDArray[np.float32]] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
+        tokens: list[FloatArray] = [np.zeros((0, self.dim), dtype=np.float32)] * len(texts)
         order = sorted(range(len(texts)), key=lambda row: -len(sequences[row]))
         for start in track(range(0, len(order), batch_size), "reading questions"):
             rows = order[start : start + batch_size]
@@ -270,7 +270,7 @@ class TransformerEncoder(Encoder):
         out: Tensor = self.text(features)
         return nn.functional.normalize(out, dim=-1) if self.normalize else out
 
-    def order(self, features: Tokens) -> NDArray[np.int64]:
+    def order(self, features: Tokens) -> IntArray:
         """Longest first."""
         return np.argsort([-len(ids) for ids in features.ids], kind="stable")
 

@@ -22,10 +22,7 @@ from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
-
-from langchain_rcr.basics.rows import FloatArray, IntArray, Rows, longest, taken
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray, Rows, longest, taken
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.index.filters import Filter
 
@@ -72,7 +69,7 @@ class Hits(NamedTuple):
     logits: FloatArray  # (B, t); −inf there
     rows: Mapping[int, Row] | Sequence[Row]  # the examples found so far, by key; not to be changed
     contexts: Callable[[IntArray], FloatArray]  # returns E_z (M, D) of M keys found so far
-    log_partition: NDArray[np.float64] | None = None  # (B,); −inf if there is no candidate; None if no τ was given
+    log_partition: DoubleArray | None = None  # (B,); −inf if there is no candidate; None if no τ was given
 
 
 class Reader(Protocol):

@@ -18,11 +18,10 @@ import numpy as np
 from langchain_core.documents import Document
 from langchain_core.embeddings import Embeddings
 from langchain_core.vectorstores import VectorStore
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import check_json
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import FloatArray
+from langchain_rcr.basics.rows import DoubleArray, FloatArray
 from langchain_rcr.errors import EngineError, InputError, PoolError, RCRError
 from langchain_rcr.index.base import Row
 from langchain_rcr.index.filters import AllOf, Compare, Filter
@@ -210,7 +209,7 @@ class StoredDocuments:
         wanted = set(names)
         return [one for one in documents if self.name_of(_id(json.loads(one.page_content))) in wanted]
 
-    def put(self, documents: Sequence[Document], vectors: NDArray[np.float64]) -> None:
+    def put(self, documents: Sequence[Document], vectors: DoubleArray) -> None:
         """Add documents with their vectors (n, D + 1); other embeddings than ours would place them anywhere."""
         for start in track(range(0, len(documents), _AT_ONCE), f"adding to {self.name}"):
             some = list(documents[start : start + _AT_ONCE])

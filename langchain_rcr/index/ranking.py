@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from langchain_rcr.basics.rows import FloatArray, IntArray
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import TIE
 
@@ -19,7 +19,7 @@ _BLOCK = 1 << 26
 Near: TypeAlias = tuple[IntArray, FloatArray]
 """Keys and logits: of one state's candidates, (W,) each, or as in `Hits`, (B, t)."""
 
-Ranked: TypeAlias = tuple[IntArray, FloatArray, NDArray[np.float64] | None]
+Ranked: TypeAlias = tuple[IntArray, FloatArray, DoubleArray | None]
 """Keys and logits (B, t) as in `Hits`, and, if there is a τ, log partitions (B,)."""
 
 MORE = 8
@@ -143,7 +143,7 @@ def slack(states: FloatArray, longest: float) -> FloatArray:
     return np.array([TIE * longest * length for length in lengths], dtype=np.float32)
 
 
-def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
+def log_sums(scores: FloatArray, tau: float) -> DoubleArray:
     """Log Σ exp(score / τ) of each row of (B, N ≥ 1) scores, (B,); overwrites the scores."""
     top = scores.max(axis=1)
     shift = np.where(np.isfinite(top), top, np.float32(0.0))
@@ -151,7 +151,7 @@ def log_sums(scores: FloatArray, tau: float) -> NDArray[np.float64]:
     scores *= np.float32(1 / tau)
     np.exp(scores, out=scores)
     with np.errstate(divide="ignore"):
-        totals: NDArray[np.float64] = np.log(scores.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
+        totals: DoubleArray = np.log(scores.sum(axis=1, dtype=np.float64)) + shift.astype(np.float64) / tau
     return totals
 
 

@@ -15,9 +15,8 @@ from typing import Any
 
 import numpy as np
 from langchain_core.vectorstores import VectorStore
-from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, IntArray, longest
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray, longest
 from langchain_rcr.errors import CheckpointError, EngineError, InputError
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row, check_ids, check_vectors
 from langchain_rcr.index.documents import Found, Header, StoredDocuments, store_filter
@@ -245,7 +244,7 @@ class VectorStoreIndex(InThisThread):
         return passing
 
 
-def _placed(candidates: Any, bound: float) -> NDArray[np.float64]:
+def _placed(candidates: Any, bound: float) -> DoubleArray:
     """Stored vectors (n, D + 1), of length 1, of E_c (n, D) no longer than the bound."""
     scaled = np.asarray(candidates, dtype=np.float64) / bound
     return np.column_stack((scaled, np.sqrt(np.maximum(0.0, 1.0 - np.square(scaled).sum(axis=1)))))

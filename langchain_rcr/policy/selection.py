@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray
+from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row
 from langchain_rcr.index.memory import MatrixTable
@@ -62,7 +62,7 @@ class Picks:
 
     positions: IntArray  # (B, k) the key of each pick (the pool position, for a matrix)
     logits: FloatArray  # (B, k) the pick's logit (Eq. 4) in the state it was picked in
-    probabilities: NDArray[np.float64]  # (B, k) π of the pick among what was left, or of its draw; NaN if not requested
+    probabilities: DoubleArray  # (B, k) π of the pick among what was left, or of its draw; NaN if not requested
     rows: Mapping[int, Row] | Sequence[Row] = ()  # the examples picked, by key; `greedy` has none
 
     @classmethod
@@ -102,7 +102,7 @@ class _Beams:
         self.query, self.state, self._keys = self.query[at], self.state.take(at), self._keys[at]
         self.logits, self.log_probs = self.logits[at], self.log_probs[at]
 
-    def grow(self, keys: IntArray, logits: FloatArray, log_probs: NDArray[np.float64]) -> None:
+    def grow(self, keys: IntArray, logits: FloatArray, log_probs: DoubleArray) -> None:
         """Add a pick to each (R,)."""
         self._keys[:, self._first + self.length], self.logits[:, self.length] = keys, logits
         self.log_probs[:, self.length] = log_probs
@@ -246,7 +246,7 @@ async def _candidates(beams: _Beams, options: Options, reader: Reader, tau: floa
     return hits._replace(keys=keys, logits=logits, log_partition=first.log_partition)
 
 
-def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64], BoolArray]:
+def _judged(hits: Hits, options: Options) -> tuple[DoubleArray, BoolArray]:
     """Log π of each hit (R, t), NaN if not needed, and whether a sequence may continue with it (R, t)."""
     log_probs, grows = filled(hits.keys.shape, np.nan), hits.keys >= 0
     if hits.log_partition is not None:
@@ -258,7 +258,7 @@ def _judged(hits: Hits, options: Options) -> tuple[NDArray[np.float64], BoolArra
     return log_probs, grows
 
 
-def drawn_from(logits: NDArray[Any], tau: float | NDArray[np.float64]) -> NDArray[np.float64]:
+def drawn_from(logits: NDArray[Any], tau: float | DoubleArray) -> DoubleArray:
     """Log-probabilities (R, t) of a draw: log softmax(logits / τ); −inf where none can be. τ may be (R, 1)."""
     scaled = logits / np.asarray(tau, dtype=np.float64)
     scaled -= np.maximum(scaled.max(axis=1, keepdims=True), _LEAST)
@@ -268,7 +268,7 @@ def drawn_from(logits: NDArray[Any], tau: float | NDArray[np.float64]) -> NDArra
 
 def _drawn(
     hits: Hits, grows: BoolArray, tau: float, random: np.random.Generator
-) -> tuple[Hits, NDArray[np.float64], BoolArray]:
+) -> tuple[Hits, DoubleArray, BoolArray]:
     """Draw a hit per sequence (R, 1) from those it may continue with; its log-probability; whether there was one."""
     log_probs = drawn_from(np.where(grows, hits.logits, -np.inf), tau)
     # The argmax of log-probabilities plus Gumbel noise is a draw (Gumbel, 1954).
@@ -279,7 +279,7 @@ def _drawn(
 
 
 def _best(
-    beams: _Beams, keys: IntArray, log_probs: NDArray[np.float64], grows: BoolArray, width: int
+    beams: _Beams, keys: IntArray, log_probs: DoubleArray, grows: BoolArray, width: int
 ) -> tuple[IntArray, IntArray]:
     """The most probable sequences (M,) of each query after one more hit (M,); one for each set of picks."""
     at, of = np.nonzero(grows)

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.extras import installed
 from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import DoubleArray, FloatArray
 from langchain_rcr.errors import InputError, printable
 from langchain_rcr.families import Family, ModelSettings, get_family
 from langchain_rcr.families import backbone as backbones
@@ -151,7 +151,7 @@ class TriEncoder(Module):
         queries: Sequence[str],
         drafts: Sequence[str | None] | None = None,
         homes: Sequence[str] | None = None,
-    ) -> NDArray[np.float32]:
+    ) -> FloatArray:
         """E_x of questions, (B, D); for each, `drafts` has a guess at its program or None, `homes` its `Item.home`."""
         return self.judge_queries(queries, drafts, homes)[0]
 
@@ -162,7 +162,7 @@ class TriEncoder(Module):
         homes: Sequence[str] | None = None,
         *,
         judge: bool = False,
-    ) -> tuple[NDArray[np.float32], NDArray[np.float64]]:
+    ) -> tuple[FloatArray, DoubleArray]:
         """E_x of questions, (B, D), and with `judge` how relevant each is, (B,); see `Encoder.relevance`."""
         items = [Item(query, home=home) for query, home in zip(queries, homes or [""] * len(queries), strict=True)]
         features = self.query.featurize(readable(items))

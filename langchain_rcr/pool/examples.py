@@ -13,9 +13,9 @@ from pprint import pformat
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item, copied
+from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.errors import InputError, PoolError
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.policy.prompt import APPENDIX_D
@@ -125,7 +125,7 @@ class ExamplePool:
         return [APPENDIX_D.shown(item) for item in self._read(examples, lambda at: "the example")]
 
     @property
-    def programs(self) -> NDArray[np.int64]:
+    def programs(self) -> IntArray:
         """(N,) equal numbers for the same programs, as `Row.program`.
 
         A hash of each program's key, the same in every process, so that pools can grow and be pickled.

@@ -15,9 +15,7 @@ from langchain_rcr.families.base import AUTO, DEFAULT_BASE, Encoders, Family, Mo
 from langchain_rcr.families.state import AdditiveState
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
+    from langchain_rcr.basics.rows import IntArray
     from langchain_rcr.families.encoding import Backbone
     from langchain_rcr.families.folds import Folds
     from langchain_rcr.families.structure.needs import Needs, NumpyNeedEncoder
@@ -207,9 +205,7 @@ class StructureFamily(Family):
         numbers = {**super().numbers(encoders, settings), **named, **learnt}
         return {name: number for name, number in numbers.items() if number > 2 * LEAST}
 
-    def held_out(
-        self, encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: NDArray[np.int64]
-    ) -> Needs:
+    def held_out(self, encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds, ways: IntArray) -> Needs:
         """See `Family.held_out`."""
         from langchain_rcr.families.structure.fit import held_out
 

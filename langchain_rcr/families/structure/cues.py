@@ -8,10 +8,9 @@ question does, where a model of whole questions has learned that they exclude ea
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import SparseRows, sparse
+from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows, sparse
 
 ROUNDS = 25
 """Rounds of expectation maximisation; the trials that chose the method took 20 to 30."""
@@ -26,7 +25,7 @@ _PRIOR = 0.5
 _FLOOR = 1e-9
 
 
-def phrases(bags: SparseRows) -> NDArray[np.int64]:
+def phrases(bags: SparseRows) -> IntArray:
     """(V,) the column of each n-gram of the questions (N, V) that is a phrase; −1: it isn't one."""
     counts = np.bincount(bags.columns, minlength=bags.dim)
     order = np.argsort(-counts, kind="stable")
@@ -36,14 +35,14 @@ def phrases(bags: SparseRows) -> NDArray[np.int64]:
     return column
 
 
-def incidence(bags: SparseRows, column: NDArray[np.int64], count: int) -> SparseRows:
+def incidence(bags: SparseRows, column: IntArray, count: int) -> SparseRows:
     """(N, F + 1) which of F phrases each question has, and a constant 1; `column` maps n-grams to phrases, −1: none."""
     place = column[bags.columns].astype(np.int32)
     said = SparseRows(bags.starts, place, np.ones(len(place), dtype=np.float32), count).only(place >= 0)
     return said.beside(sparse(np.ones((len(bags), 1), dtype=np.float32)))
 
 
-def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS) -> NDArray[np.float32]:
+def fit(present: SparseRows, targets: FloatArray, rounds: int = ROUNDS) -> FloatArray:
     """Weights (F + 1, S) ≥ 0 of the noisy-OR, by multiplicative expectation maximisation.
 
     The targets (N, S) are 0 or 1: which structures the program of each question has.
@@ -70,6 +69,6 @@ def fit(present: SparseRows, targets: NDArray[np.float32], rounds: int = ROUNDS)
     return weights.reshape(present.dim, size)
 
 
-def likelihoods(present: SparseRows, weights: NDArray[np.float32]) -> NDArray[np.float32]:
+def likelihoods(present: SparseRows, weights: FloatArray) -> FloatArray:
     """(N, S) P(s|x), for weights (F + 1, S)."""
     return 1 - np.exp(-present.times(weights))

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import FloatArray, IntArray
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.families.folds import CLUSTER, PROGRAM, Folds
 from langchain_rcr.families.structure import COST, COST_OF_MANY, cues
 from langchain_rcr.families.structure.homes import home_hashes, learn_homes
@@ -117,7 +117,7 @@ def _folds(fold: IntArray) -> list[int]:
 
 
 def without_folds(
-    inverse: NDArray[np.floating[Any]], dual: NDArray[np.float64], targets: FloatArray, fold: IntArray
+    inverse: NDArray[np.floating[Any]], dual: DoubleArray, targets: FloatArray, fold: IntArray
 ) -> FloatArray:
     """What ridge regression predicts for every row without its fold, (M, D); 0 for rows in no fold.
 

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, SparseRows
 from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.structure.inventory import marks
@@ -31,21 +30,21 @@ def home_rows(homes: Sequence[str]) -> SparseRows:
     return sparse_rows([dict.fromkeys(places, -(_MARKS**-0.5)) for places in columns], HOMES)
 
 
-def home_hashes(homes: Sequence[str]) -> NDArray[np.int64]:
+def home_hashes(homes: Sequence[str]) -> IntArray:
     """(N,) a number for each home; 0 where it is empty."""
     return np.array([text_hash(home) if home else 0 for home in homes], dtype=np.int64)
 
 
-def sole_homes(known: NDArray[np.int64], has: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.int64]:
+def sole_homes(known: IntArray, has: FloatArray, homes: IntArray) -> IntArray:
     """(C,) the hash of the only home whose programs have each column; 0 if several or none have it.
 
     `known` (C,) is the same without these programs, which have columns (N, C) and hashes of homes (N,).
     """
-    others: NDArray[np.bool_] = ((has > 0) & (homes[:, None] != known)).any(axis=0)
+    others: BoolArray = ((has > 0) & (homes[:, None] != known)).any(axis=0)
     return np.where(others, 0, known)
 
 
-def learn_homes(has: SparseRows, homes: NDArray[np.int64]) -> tuple[NDArray[np.int64], float]:
+def learn_homes(has: SparseRows, homes: IntArray) -> tuple[IntArray, float]:
     """`sole_homes` of all programs (N, C), and the weight of a column with one home for questions of other homes.
 
     The weight is how often a home has a column that one other home has, relative to a column that several others have:
@@ -65,7 +64,7 @@ def learn_homes(has: SparseRows, homes: NDArray[np.int64]) -> tuple[NDArray[np.i
     return np.where(counts == 1, sole, 0), min(1.0, ratio)
 
 
-def useful(sole: NDArray[np.int64], elsewhere: NDArray[np.float32], homes: NDArray[np.int64]) -> NDArray[np.float32]:
+def useful(sole: IntArray, elsewhere: FloatArray, homes: IntArray) -> FloatArray:
     """(N, C) the weight of each column for questions of these homes: `elsewhere` if only one other home has it, else 1.
 
     Every column counts fully for a question whose home isn't known.

@@ -9,10 +9,9 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, SparseRows
 from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.families.folds import text_hash
@@ -88,18 +87,18 @@ class Inventory(Vocabulary):
             labels = [f"{_UNREAD}{text_hash(self.spec.key(program))}"] if program.strip() else []
         return {label: list(marks(label, SPARE, MARKS)) for label in sorted(labels)}
 
-    def has(self, program: str) -> NDArray[np.bool_]:
+    def has(self, program: str) -> BoolArray:
         """(S,) which structures a program has: none if it doesn't parse."""
         found = self.spec.structures(program)
         return np.fromiter((name in found for name in self.names), dtype=np.bool_, count=len(self.names))
 
     @cached_property
-    def small(self) -> NDArray[np.int64]:
+    def small(self) -> IntArray:
         """(C,) the columns with a structure that phrases may speak for."""
         return np.unique(self.owner[self.lengths <= PHRASED])
 
     @cached_property
-    def lengths(self) -> NDArray[np.float32]:
+    def lengths(self) -> FloatArray:
         """(S,) nodes of each structure."""
         return np.array([1 + len(_LINK.findall(name)) for name in self.names], np.float32)
 

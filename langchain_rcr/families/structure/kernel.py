@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, SparseRows, product
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray, SparseRows, product
 from langchain_rcr.families.structure import LEAST
 
 _WIDTH = 1.5
@@ -47,10 +47,10 @@ _ALL = 0.999
 class Views:
     """N questions as the kernel sees them: new ones, or the training landmarks that these are compared with."""
 
-    vectors: NDArray[np.float32]  # (N, d) unit vectors of the whole text; d = 0: there are none
-    tokens: NDArray[np.float32]  # (N, r) unit vectors of the bags of words in context; r = 0: there are none
+    vectors: FloatArray  # (N, d) unit vectors of the whole text; d = 0: there are none
+    tokens: FloatArray  # (N, r) unit vectors of the bags of words in context; r = 0: there are none
     bags: SparseRows  # (N, V) n-grams
-    homes: NDArray[np.int64]  # (N,) hashes of their homes (`Item.home`); 0: none
+    homes: IntArray  # (N,) hashes of their homes (`Item.home`); 0: none
 
     def followed_by(self, others: Views) -> Views:
         """These questions and then the others."""
@@ -95,14 +95,14 @@ class Views:
             out = np.where(questions.homes[:, None] == self.homes, out, np.float32(OTHER_HOME) * out)
         return out
 
-    def ridged(self) -> NDArray[np.float64]:
+    def ridged(self) -> DoubleArray:
         """(M, M): K + ρI, where K is the similarity between landmarks."""
         kernel = self.likeness(self).astype(np.float64)
         kernel[np.diag_indices(len(kernel))] += RIDGE
         return kernel
 
 
-def nearest_held_out(known: Views, programs: NDArray[np.int64]) -> FloatArray:
+def nearest_held_out(known: Views, programs: IntArray) -> FloatArray:
     """(M,): each training question's similarity to the nearest one left when it is held out.
 
     The questions with the same program (M,) and the nearest `NEIGHBOURS` of the others are held out with it, as future

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, SparseRows
 from langchain_rcr.families.arrays import norms, shifted, sums, times
 from langchain_rcr.families.encoding import Backbone, BaseEncoder
 from langchain_rcr.families.folds import text_hash
@@ -64,23 +64,23 @@ if hasattr(os, "register_at_fork"):  # a fork waits, since in its process nobody
 class Needs:
     """N featurised questions. Fields that are None are as for questions that E_x was not fitted to."""
 
-    likeness: NDArray[np.float32]  # (N, M + A) the similarity of each to each of M training questions and A added ones
-    local: NDArray[np.float32]  # (N, C) what its phrases say about each column of `Inventory.small`
-    words: NDArray[np.float32]  # (N, WORDS) 1 in the columns of the question's words
-    homes: NDArray[np.float32]  # (N, HOMES) see `home_rows`; (N, 0) if there are no home columns
-    vectors: NDArray[np.float32]  # (N, d) frozen vectors; d = 0: there are none
+    likeness: FloatArray  # (N, M + A) the similarity of each to each of M training questions and A added ones
+    local: FloatArray  # (N, C) what its phrases say about each column of `Inventory.small`
+    words: FloatArray  # (N, WORDS) 1 in the columns of the question's words
+    homes: FloatArray  # (N, HOMES) see `home_rows`; (N, 0) if there are no home columns
+    vectors: FloatArray  # (N, d) frozen vectors; d = 0: there are none
     # (N, D) likelihoods that replace those predicted by the landmarks alone. For training questions they are made
     # without their folds, as for a held-out question; for others, with added questions as landmarks.
-    raw: NDArray[np.float32] | None = None
-    shift: NDArray[np.float32] | None = None  # (N, S) what a draft adds to the log-odds of each structure
-    new: NDArray[np.float32] | None = None  # (N, SPARE) likelihoods of new labels; see `NewLabels`
+    raw: FloatArray | None = None
+    shift: FloatArray | None = None  # (N, S) what a draft adds to the log-odds of each structure
+    new: FloatArray | None = None  # (N, SPARE) likelihoods of new labels; see `NewLabels`
     # (N, columns) the weight of each column, less if only the programs of one other home have it
-    useful: NDArray[np.float32] | None = None
+    useful: FloatArray | None = None
 
     def __len__(self) -> int:
         return len(self.likeness)
 
-    def select(self, rows: NDArray[np.int64]) -> Needs:
+    def select(self, rows: IntArray) -> Needs:
         """The features of some rows, in that order."""
         arrays = {field.name: getattr(self, field.name) for field in fields(self)}
         return replace(self, **{name: array[rows] for name, array in arrays.items() if array is not None})
@@ -127,7 +127,7 @@ class NumpyNeedEncoder(BaseEncoder):
     homing: Any
     rarity: Any
     _grown: Grown | None
-    _calibrated: NDArray[np.float32] | None
+    _calibrated: FloatArray | None
 
     def __init__(
         self,
@@ -234,7 +234,7 @@ class NumpyNeedEncoder(BaseEncoder):
         programs = self.inventory.rows([item.target for item in items])
         self.descriptions = Descriptions.of(self.landmark_of(items).tolist(), programs, kept["mean"])
 
-    def landmark_of(self, items: Sequence[Item]) -> NDArray[np.int64]:
+    def landmark_of(self, items: Sequence[Item]) -> IntArray:
         """(N,): which landmark each example is, by its question and its program; -1: none."""
         place = {tuple(names): row for row, names in enumerate(self.learnt[: len(self.dual)].tolist())}
         return np.array([place.get(tuple(names), -1) for names in self._names(items).tolist()], dtype=np.int64)
@@ -253,12 +253,12 @@ class NumpyNeedEncoder(BaseEncoder):
         numbers = {"power", "cost", "wording", "homing"} & own.keys() & others.keys()
         self.put({name: others[name] for name in numbers} | {"by_size": by_size})
 
-    def unseen(self, names: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def unseen(self, names: IntArray) -> BoolArray:
         """See `BaseEncoder.unseen`."""
         seen = {*map(tuple, self.learnt.tolist())}
         return np.array([tuple(each) not in seen for each in names.tolist()], dtype=np.bool_)
 
-    def _names(self, items: Sequence[Item]) -> NDArray[np.int64]:
+    def _names(self, items: Sequence[Item]) -> IntArray:
         """(N, 2) hashes of each question and of each program."""
         key = self.inventory.spec.key
         hashes = [(text_hash(item.source), text_hash(key(item.target))) for item in items]
@@ -286,7 +286,7 @@ class NumpyNeedEncoder(BaseEncoder):
             share = useful(self.sole if grown is None else grown.sole, self.elsewhere, views.homes)
         return Needs(likeness, local, words, homes, views.vectors, raw=raw, new=new, useful=share)
 
-    def relevance(self, features: Needs) -> NDArray[np.float64]:
+    def relevance(self, features: Needs) -> DoubleArray:
         """See `BaseEncoder.relevance`: the share of training questions, held out, that are less similar to theirs.
 
         See `nearest_held_out`. Similarity to the nearest question is the cosine of frozen vectors or, without these,
@@ -298,7 +298,7 @@ class NumpyNeedEncoder(BaseEncoder):
         if features.vectors.shape[1]:
             every = np.concatenate([part.vectors for part in (self.landmarks, self.added)])
             near = features.vectors @ every.T
-        found: NDArray[np.float64] = np.searchsorted(self._calibrated, near.max(axis=1, initial=-1), side="right")
+        found: DoubleArray = np.searchsorted(self._calibrated, near.max(axis=1, initial=-1), side="right")
         return found / max(1, len(self._calibrated))
 
     def save(self, folder: Path) -> None:
@@ -375,7 +375,7 @@ class NumpyNeedEncoder(BaseEncoder):
                 shift[row] = np.where(has, math.log(needed / other), math.log((1 - needed) / (1 - other)))
         return replace(features, shift=shift)
 
-    def local(self, bags: SparseRows) -> NDArray[np.float32]:
+    def local(self, bags: SparseRows) -> FloatArray:
         """(N, C) what phrases say about the columns of small structures."""
         said = np.split(self.phrases[bags.columns], bags.starts[1:-1])  # faster than `cues.likelihoods`
         sums = [self.speaks[phrases[phrases >= 0]].sum(axis=0) for phrases in said]

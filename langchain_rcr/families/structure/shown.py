@@ -13,10 +13,9 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import SparseRows
+from langchain_rcr.basics.rows import FloatArray, SparseRows
 from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import BaseEncoder
 from langchain_rcr.families.folds import text_hash
@@ -120,7 +119,7 @@ def word_rows(questions: Sequence[str]) -> SparseRows:
     return sparse_rows([dict.fromkeys(places, 1.0) for places in columns], WORDS)
 
 
-def rarity(questions: Sequence[str]) -> NDArray[np.float32]:
+def rarity(questions: Sequence[str]) -> FloatArray:
     """(WORDS,) each column's rarity: log((N + 1) / (n + 1)) if n of the N questions have it, and a little more."""
     counts = np.bincount(word_rows(questions).columns, minlength=WORDS)
     return (np.log((len(questions) + 1) / (counts + 1)) + _IN_ALL).astype(np.float32)

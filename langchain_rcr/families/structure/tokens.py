@@ -6,9 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, product
+from langchain_rcr.basics.rows import FloatArray, IntArray, product
 from langchain_rcr.families.arrays import norms, times
 
 _WIDTH = 4.0
@@ -90,7 +89,7 @@ def _unit(vectors: FloatArray) -> FloatArray:
     return np.asarray(vectors / np.maximum(norms(vectors), 1e-12), dtype=np.float32)
 
 
-def _far_apart(vectors: FloatArray, most: int) -> NDArray[np.int64]:
+def _far_apart(vectors: FloatArray, most: int) -> IntArray:
     """Rows chosen one by one, each the farthest from those before it, until all are near one.
 
     A row can only get nearer to those chosen, so one that was near isn't looked at until the others are as near.

@@ -10,9 +10,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import FloatArray, IntArray
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import BEST, TIE, Hits, Row
@@ -168,7 +167,7 @@ class PgVectorReader:
         found = dict(await self._transaction.fetch(query, [keys.tolist()]))
         return np.array([_vector(found[key]) for key in keys.tolist()], dtype="<f4").reshape(-1, self._pool.dim)
 
-    async def _log_partition(self, states: FloatArray, exclude: IntArray, tau: float) -> NDArray[np.float64]:
+    async def _log_partition(self, states: FloatArray, exclude: IntArray, tau: float) -> DoubleArray:
         if self._approximate:
             fetch, most = partial(self._nearest, ship=False), max(1, min(BEST, self.size))
             _, logits = await best_fetched(fetch, states, most, exclude, np.zeros(len(states), "<f4"), self.size)
