@@ -16,7 +16,7 @@ import numpy as np
 
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.untrusted import SPECIAL_TOKENS, refusing
+from langchain_rcr.families.untrusted import refusing
 
 Pooling = Literal["mean", "cls"]
 Read: TypeAlias = tuple[FloatArray, list[FloatArray]]
@@ -27,6 +27,7 @@ MAX_CHARACTERS = 64
 """A generous bound on characters per token: text beyond it never reaches the tokenizer, which then cuts exactly."""
 LIMITS = ("model_max_length", "truncation_side")
 """Settings of a tokenizer that are saved besides its special tokens."""
+_SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token")
 
 
 class LocalBackbone(ABC):
@@ -99,7 +100,7 @@ def model_folder(base: str) -> str:
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     """The special tokens that a tokenizer_config.json names, by their role."""
-    given = {name: settings[name] for name in SPECIAL_TOKENS if settings.get(name) is not None}
+    given = {name: settings[name] for name in _SPECIAL_TOKENS if settings.get(name) is not None}
     return {name: value["content"] if isinstance(value, dict) else value for name, value in given.items()}
 
 

@@ -27,14 +27,7 @@ from langchain_rcr.errors import CheckpointError, InputError
 from langchain_rcr.families.encoder import Bounded, Encoder
 from langchain_rcr.families.encoding import Backbone, check_digest
 from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, Read, model_folder, special_tokens
-from langchain_rcr.families.untrusted import (
-    SPECIAL_TOKENS,
-    check_kind,
-    check_saved_files,
-    check_tokenizer,
-    entries,
-    refusing,
-)
+from langchain_rcr.families.untrusted import check_kind, check_saved_files, check_tokenizer, entries, refusing
 
 _LOADING = Lock()
 _PLAIN_SIZE = 1 << 20
@@ -189,9 +182,8 @@ class PooledTransformer(nn.Module):
         with undisturbed():
             self.model.save_pretrained(folder, max_shard_size="1TB")  # one file, see `_check_saved_model`
         self.tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-        tokens = {name: token for name, token in self.tokenizer.special_tokens_map.items() if name in SPECIAL_TOKENS}
-        limits = {name: getattr(self.tokenizer, name) for name in LIMITS}
-        write_json(folder / "tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **limits, **tokens})
+        settings = {"tokenizer_class": "PreTrainedTokenizerFast"} | {of: getattr(self.tokenizer, of) for of in LIMITS}
+        write_json(folder / "tokenizer_config.json", settings | special_tokens(self.tokenizer.special_tokens_map))
 
     def tokenize(self, texts: Sequence[str]) -> Tokens:
         """Token ids, cut at `max_length`."""

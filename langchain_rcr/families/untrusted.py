@@ -26,7 +26,6 @@ xlm-roberta-xl yoso
 """
 TEXT_ENCODERS = frozenset(_TYPES.split())
 """The `model_type`s that a checkpoint may contain: text encoders that need no second model."""
-SPECIAL_TOKENS = ("bos_token", "cls_token", "eos_token", "mask_token", "pad_token", "sep_token", "unk_token")
 _REACHING = (
     *("attn_implementation", "_attn_implementation", "auto_map", "experts_implementation", "quantization_config"),
     *("backbone", "fusion_config", "transformers_weights"),
