@@ -50,6 +50,9 @@ from langchain_rcr.retriever import SequentialCompositionalRetriever
 
 NO_EXAMPLES = "no example is relevant to the question"
 """The error for a question that the model wasn't asked."""
+_Input = str | dict[str, Any]
+"""A question, or all variables of the prompt."""
+_Configs = RunnableConfig | list[RunnableConfig] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +198,7 @@ def _check(llm: object, retriever: object, execute: object, retries: int, drafts
         raise InputError(f"execute must be a function that runs a program and isn't async, not {execute!r:.80}")
 
 
-class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProgram]):
+class SemanticParsingChain(RunnableSerializable[_Input, ParsedProgram]):
     """The chain; create it with `semantic_parsing_chain`."""
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -216,31 +219,19 @@ class SemanticParsingChain(RunnableSerializable[str | dict[str, Any], ParsedProg
         with stated(type(self).__name__, type(self)):
             super().__init__(**fields)
 
-    def invoke(self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
+    def invoke(self, input: _Input, config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
         """Answer one question; see `semantic_parsing_chain`."""
         return self.batch([input], config, **kwargs)[0]
 
-    async def ainvoke(
-        self, input: str | dict[str, Any], config: RunnableConfig | None = None, **kwargs: Any
-    ) -> ParsedProgram:
+    async def ainvoke(self, input: _Input, config: RunnableConfig | None = None, **kwargs: Any) -> ParsedProgram:
         """`invoke`, awaited."""
         return (await self.abatch([input], config, **kwargs))[0]
 
-    def batch(
-        self,
-        inputs: list[str | dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        **kwargs: Any,
-    ) -> list[ParsedProgram]:
+    def batch(self, inputs: list[_Input], config: _Configs = None, **kwargs: Any) -> list[ParsedProgram]:
         """Answer several questions; see `semantic_parsing_chain`."""
         return self._batch_with_config(self._batch, inputs, config, **kwargs)  # type: ignore[arg-type]
 
-    async def abatch(
-        self,
-        inputs: list[str | dict[str, Any]],
-        config: RunnableConfig | list[RunnableConfig] | None = None,
-        **kwargs: Any,
-    ) -> list[ParsedProgram]:
+    async def abatch(self, inputs: list[_Input], config: _Configs = None, **kwargs: Any) -> list[ParsedProgram]:
         """`batch`, awaited."""
         return await self._abatch_with_config(partial(self._together, True), inputs, config, **kwargs)
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
 from itertools import islice
-from typing import Annotated, Any, Literal, TypedDict, get_type_hints
+from typing import Annotated, Any, Literal, SupportsInt, TypedDict, get_type_hints
 
 import numpy as np
 from pydantic import Field, GetPydanticSchema, InstanceOf, TypeAdapter, ValidationError
 
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
+from langchain_rcr.index.base import Row
 from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
-from langchain_rcr.policy.constraints import TOKENIZERS, token_budget, token_counter
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.selection import Options
 from langchain_rcr.pool.examples import Example
@@ -32,6 +33,7 @@ OPEN: Any = object()
 
 _LOOKED_AT = 50
 """How many examples are read to tell questions from programs."""
+_TOKENIZERS = "a LangChain model, a tokenizer with encode, or a function from a text to its tokens or their number"
 
 
 class Fields(TypedDict, total=False):
@@ -205,6 +207,43 @@ def options_of(
     return options, where
 
 
+def token_budget(max_tokens: int, tokenizer: Any, text: Callable[[Example], str]) -> Callable[[Sequence[Row]], bool]:
+    """A function that says whether examples' texts, each with a line break, fit whole into `max_tokens`."""
+    count, tokens = token_counter(tokenizer), dict[str, int]()
+
+    def fits(rows: Sequence[Row]) -> bool:
+        for row in rows:
+            if row.id not in tokens:
+                tokens[row.id] = count(text(row.example) + "\n")
+        return sum(tokens[row.id] for row in rows) <= max_tokens
+
+    return fits
+
+
+def token_counter(tokenizer: Any) -> Callable[[str], int]:
+    """A function that counts the tokens of a text; for what it takes see `_TOKENIZERS`.
+
+    Tokens may be a sequence or an array. The tokenizer, or later what it returns, may be an `InputError`.
+    """
+    named = (getattr(tokenizer, name, None) for name in ("get_num_tokens", "encode"))
+    function = next((one for one in (*named, tokenizer) if callable(one)), None)
+    if function is None or isinstance(tokenizer, str):
+        raise InputError(f"tokenizer must be {_TOKENIZERS}, not {type(tokenizer).__name__}")
+
+    def count(text: str) -> int:
+        tokens = function(text)
+        dimensions = getattr(tokens, "ndim", None)
+        # A mapping, which transformers' tokenizers return when called, has entries that aren't tokens.
+        if isinstance(tokens, Sized) and dimensions in (None, 1) and not isinstance(tokens, str | bytes | Mapping):
+            return len(tokens)
+        with suppress(ValueError, OverflowError):  # not a number, or infinitely many
+            if isinstance(tokens, SupportsInt) and not dimensions:
+                return int(tokens)
+        raise InputError(f"tokenizer must return tokens or their number, not {type(tokens).__name__} ({tokens!r:.80})")
+
+    return count
+
+
 def value_of(group: str, value: Any) -> Any:
     """The value of a group. Refuses conditions, and null, which examples without the field would match."""
     if not isinstance(value, str | int | float | np.generic):
@@ -235,5 +274,5 @@ def check_fields(**fields: Any) -> None:
         raise InputError(f"explore = {fields['explore']} draws picks, which beams don't: beam_width must be 1")
     if fields.get("max_tokens") is not None:
         if fields.get("tokenizer") is None:
-            raise InputError(f"max_tokens = {fields['max_tokens']} needs a tokenizer: tokenizer={TOKENIZERS}")
+            raise InputError(f"max_tokens = {fields['max_tokens']} needs a tokenizer: tokenizer={_TOKENIZERS}")
         token_counter(fields["tokenizer"])

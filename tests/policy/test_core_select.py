@@ -12,8 +12,8 @@ from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import AdditiveState
 from langchain_rcr.index.base import PoolVectors, Row
 from langchain_rcr.index.memory import MatrixTable
-from langchain_rcr.policy.constraints import token_budget, token_counter
 from langchain_rcr.policy.selection import Options, greedy, select
+from langchain_rcr.pool.arguments import token_budget, token_counter
 
 TAU = 0.7
 
