@@ -25,11 +25,7 @@ class Section(BaseModel):
     """
 
     model_config = ConfigDict(
-        extra="forbid",
-        frozen=True,
-        coerce_numbers_to_str=True,
-        allow_inf_nan=False,
-        protected_namespaces=(),
+        extra="forbid", frozen=True, coerce_numbers_to_str=True, allow_inf_nan=False, protected_namespaces=()
     )
 
     def __init__(self, **values: Any) -> None:

@@ -53,10 +53,7 @@ def program_of(answer: str, language: str, labels: tuple[str, str] = APPENDIX_D.
 
 
 def read_answer(
-    answer: str,
-    parse: Callable[[str], Any],
-    language: str | None = None,
-    labels: tuple[str, str] = APPENDIX_D.labels,
+    answer: str, parse: Callable[[str], Any], language: str | None = None, labels: tuple[str, str] = APPENDIX_D.labels
 ) -> Reading:
     """The program in an answer and the parser's result, or why there is none; see `candidates`.
 

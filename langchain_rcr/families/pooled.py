@@ -111,13 +111,7 @@ class PooledTransformer(nn.Module):
     """
 
     def __init__(
-        self,
-        base: str,
-        *,
-        pooling: Pooling = "mean",
-        max_length: int = 256,
-        saved: bool = False,
-        offline: bool = False,
+        self, base: str, *, pooling: Pooling = "mean", max_length: int = 256, saved: bool = False, offline: bool = False
     ) -> None:
         super().__init__()
         if pooling not in get_args(Pooling):

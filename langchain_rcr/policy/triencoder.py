@@ -147,10 +147,7 @@ class TriEncoder(Module):
             self.vary({})  # resets what encoders derive from the settings
 
     def encode_queries(
-        self,
-        queries: Sequence[str],
-        drafts: Sequence[str | None] | None = None,
-        homes: Sequence[str] | None = None,
+        self, queries: Sequence[str], drafts: Sequence[str | None] | None = None, homes: Sequence[str] | None = None
     ) -> FloatArray:
         """E_x of questions, (B, D); for each, `drafts` has a guess at its program or None, `homes` its `Item.home`."""
         return self.judge_queries(queries, drafts, homes)[0]

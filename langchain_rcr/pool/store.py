@@ -280,11 +280,7 @@ class ExampleStore:
     # ------------------------------------------------------------------ files
 
     def save(
-        self,
-        folder: str | os.PathLike[str],
-        fields: Mapping[str, Any] | None = None,
-        *,
-        runtime: Runtime | None = None,
+        self, folder: str | os.PathLike[str], fields: Mapping[str, Any] | None = None, *, runtime: Runtime | None = None
     ) -> None:
         """Write encoder, examples and vectors as one checkpoint folder; `fields` are the retriever's, as JSON values.
 
