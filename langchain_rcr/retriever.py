@@ -48,15 +48,13 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             the policy was trained (`model.k`), or 4 if that says nothing.
         k_min: fewer picks than this are an error.
         input_keys: the prompt variables that make up the query. Their values are joined by spaces in the order of the
-            sorted names, as in LangChain's own selectors. None: the variables named like the pool's source keys, or the
-            only variable.
+            sorted names, as in LangChain's own selectors. None: those of the pool's source keys, or the only one.
         example_keys: the fields of an example that `select_examples` returns. None, or an empty list: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
             `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` are applied as well.
         group: a field, such as `db_id` or `tenant`, in which question and examples must have the same value: one text,
             number or bool. `select_examples` and chains take the value as a variable, `invoke` and `batch` as `within`
-            (or as part of a filter). None: as the policy was trained (`data.group`); "": none. See also `prefer` of
-            `from_examples`.
+            (or as part of a filter). None: as the policy was trained (`data.group`); "": none.
         beam_width: how many sequences of picks beam search keeps; 1: greedy.
         order: the order of the picks in the prompt. "reversed" puts the first pick, which matters most, last, next to
             the question; "picked" keeps the order of picking. None: as the policy was trained (`model.order`).
@@ -208,8 +206,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
 
         Returns:
             One document per pick: the example as text, its id, and its fields as metadata. `step` (from 1), `logit` and
-            `probability` are added and hide fields of these names (`select_examples` returns the examples
-            unchanged).
+            `probability` are added and hide fields of these names (not in what `select_examples` returns).
 
         Raises:
             InputError: the question is blank, an option is unknown or out of range, or there are fewer picks than

@@ -1,7 +1,6 @@
 """One event loop on its own thread, where async clients live.
 
-A client's connections belong to the loop on which they were opened, but callers come from threads and short-lived
-loops.
+A client's connections belong to the loop that opened them, but callers come from threads and short-lived loops.
 """
 
 from __future__ import annotations

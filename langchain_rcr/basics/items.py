@@ -77,8 +77,7 @@ def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str
 def readable(items: Iterable[Item]) -> list[Item]:
     """Items as encoders and fits read them: questions in Unicode's NFKC, which makes full-width letters plain.
 
-    Programs stay as they are, since parsers distinguish such letters (but not NFC from NFD, see `ProgramSpec`); prompts
-    show questions as written.
+    Programs stay as they are, since parsers distinguish such letters (not NFC from NFD, see `ProgramSpec`).
     """
     return [item if item.source.isascii() else item._replace(source=normal(item.source, "NFKC")) for item in items]
 

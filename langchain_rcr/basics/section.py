@@ -99,8 +99,7 @@ def stated(what: str, model: type[BaseModel]) -> Iterator[None]:
 def explained(error: ValidationError, name: Callable[[Sequence[int | str]], str], known: Iterable[str] = ()) -> str:
     """One line for what pydantic found: the field, what is expected, and the value.
 
-    `name` maps a location to a field's name, or "" if the message alone says what is wrong. `known` are the existing
-    fields.
+    `name` maps a location to a field's name, or "" if the message says enough. `known` are the existing fields.
     """
     wanted: dict[tuple[str, str], list[str]] = {}
     for item in error.errors(include_url=False):

@@ -106,11 +106,7 @@ class OutcomeRecorder(BaseCallbackHandler):
             picker.record(question, documents, outcome, run=str(root))
 
     def _forget(self, root: UUID) -> dict[str, tuple[Sequence[Document], float]]:
-        """Forget an outermost run and all within it: LangChain doesn't say that a retriever's is cancelled.
-
-        Returns:
-            What it picked.
-        """
+        """Forget an outermost run and all within it, as LangChain reports no cancelled retriever; return its picks."""
         self._waiting.discard(root)
         for run in [run for run, outermost in [*self._root.items()] if outermost == root]:
             del self._root[run]

@@ -45,8 +45,7 @@ _AT_ONCE = 100
 _LARGE = 1 << 12
 """Texts above this many characters follow the JSON rather than being in it, which takes ten times as long."""
 _TOGETHER = 20_000
-"""How many small values are encoded at a time: it is faster, and no time is wasted if too many rows are refused
-before."""
+"""How many small values are encoded at a time, which is faster; too many rows are refused before all are."""
 
 
 class DatabaseError(Exception):

@@ -1,7 +1,6 @@
 """What a family of encoders is, and the registry that finds one by name. Loads neither torch nor NumPy.
 
-Another distribution adds a family through an entry point in the group `langchain_rcr.families`: the family's name, and
-"module:Class" of its `Family`.
+Another distribution adds one by an entry point in the group `langchain_rcr.families`: NAME = "module:Class".
 """
 
 from __future__ import annotations
@@ -128,8 +127,7 @@ class Family(ABC):
     fits: ClassVar[bool] = False
     """Whether `fit` does anything."""
     changes: ClassVar[Sequence[Mapping[str, Any]]] = ()
-    """What GRPO tries with `vary` before training, mildest first: only a language model's answers can tell which is
-    best."""
+    """What GRPO tries with `vary` before training, mildest first: only answers can tell which is best."""
     frozen: ClassVar[bool] = False
     """Whether its encoders read through a frozen text encoder, which `build` then gets."""
     takes_drafts: ClassVar[bool] = False

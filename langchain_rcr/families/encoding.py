@@ -90,9 +90,8 @@ def check_digest(file: Path, found: str, expected: object) -> None:
 class BaseEncoder(ABC):
     """One of the three encoders E_x, E_z, E_c: items → (N, D).
 
-    A subclass implements `featurize` (text → features: slow, once per text) and `forward` (features → vectors). It
-    lists the constructor arguments that determine its vectors; `load` restores it from these and the arrays that it
-    names with `keep`.
+    A subclass implements `featurize` (text → features: slow, once per text) and `forward` (features → vectors). `load`
+    restores it from the constructor arguments that it lists and the arrays that it names with `keep`.
     """
 
     arguments: ClassVar[tuple[str, ...]] = ()

@@ -35,9 +35,8 @@ _TURNS = 1000
 class Folds:
     """The fold of each training question in each way.
 
-    `programs` maps the hash of a program's key to its folds by program and by cluster (−1: it is in no cluster),
-    `questions` that of a question to its fold alone. A share `new` of the questions is held out with their programs,
-    the others alone.
+    `programs` maps the hash of a program's key to its folds by program and by cluster (−1: in none), `questions` that
+    of a question to its fold alone. A share `new` of the questions is held out with their programs, the others alone.
     """
 
     programs: Mapping[int, tuple[int, int]]

@@ -213,8 +213,7 @@ class PooledTransformer(nn.Module):
     def read(self, texts: Sequence[str], batch_size: int = 64) -> Read:
         """Vectors of texts (N, D) and, from the same pass, of each text's tokens (T, D), without special ones.
 
-        Token vectors come from three quarters of the way up, as BERTScore does for BERT and DeBERTa (layer 9 of 12, 18
-        of 24).
+        Token vectors come from three quarters of the way up, as in BERTScore (BERT: layer 9 of 12, DeBERTa: 18 of 24).
         """
         sequences = self.tokenize(texts).ids
         special = set(self.tokenizer.all_special_ids) - {self.tokenizer.unk_token_id}

@@ -21,8 +21,7 @@ _TINY = 1e-12
 class State(ABC, Generic[Array]):
     """A batch of partly built contexts [x, z_1, …, z_{t-1}]. A value: `update` returns a new one.
 
-    `lam` is λ, the weight of the picks so far; `fade` is p, how fast covered needs fade (None: at once), for states
-    that cover needs.
+    `lam` is λ, the weight of the picks so far; `fade` is p, how fast covered needs fade (None: at once).
     """
 
     name: ClassVar[str]
@@ -50,8 +49,7 @@ class State(ABC, Generic[Array]):
     def sql(self) -> str:
         """`compose` in SQL, for an engine that takes all steps in one round trip; "": there is no such expression.
 
-        It uses pgvector's vectors {query}, {needs} (the query with negatives set to 0), {vector} and {context}, and
-        their length {dim}.
+        It uses pgvector's vectors {query}, {needs} (the query clipped at 0), {vector} and {context}, of length {dim}.
         """
         return ""
 
@@ -105,8 +103,7 @@ class SaturatingState(State[Array]):
     correctly that way than if every pick must cover something new.
 
     Little stays needed if no program resembles what is needed, and nothing if p is None. With λ = 1 the inner product
-    with E_c(c) is then the need that c newly covers, and greedy decoding is greedy expected coverage. With λ = 0 picks
-    don't matter.
+    with E_c(c) is then the need that c newly covers, and greedy decoding is greedy expected coverage.
     """
 
     name = "saturating"

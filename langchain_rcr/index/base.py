@@ -8,8 +8,7 @@ Every engine promises, as far as its kind of search is exact:
   neither on how many queries are searched together nor on the engine. Every engine fetches until the last of its t hits
   doesn't tie with anything it didn't fetch; one behind a network stops at 1,024 candidates.
 - A reader sees the pool as it was when it was opened.
-- `log_partition` is exact if the search is. Other engines sum over the 1,024 best candidates; probabilities based on it
-  are then upper bounds.
+- `log_partition` is exact if the search is. Others sum over the 1,024 best; probabilities are then upper bounds.
 """
 
 from __future__ import annotations
@@ -77,8 +76,7 @@ class Reader(Protocol):
 
     Its methods are awaited where the engine says (`CandidateIndex.run`); those of an engine in this process never wait.
     The reader of a remote engine may have a method `ahead(state, k, exclude, tau)`, which returns what the first of k
-    greedy steps find, as many as it can do in one round trip; and `aside(work, …)`, which does slow work without
-    holding up the event loop.
+    greedy steps find, as many as one round trip allows; and `aside(work, …)`, for slow work off the event loop.
     """
 
     @property

@@ -37,9 +37,8 @@ _FEW = 3
 _READ = 0.3
 """Numbers that a step reads per row of the pool, out of about 40 in a row."""
 _SAMPLED = 64
-"""Roughly which rows are the best `BEST` is estimated from a sample of one row in this many. Their logits are then
-computed; the picks' logits sum to about 0.4 % less than exact picks' (trials: a million drawn examples, 60,000 of
-COVR's)."""
+"""Roughly which rows are the best `BEST` is estimated from a sample of one row in this many. The picks' logits sum to
+about 0.4 % less than exact picks' (trials: a million drawn examples, 60,000 of COVR's)."""
 _RARE = 10
 """If fewer than one row in ten can be found, these are taken out for a selection, and all of them are looked at."""
 
@@ -132,10 +131,9 @@ class MatrixTable(Table):
 class ColumnTable(MatrixTable):
     """Approximate search of large sparse matrices (N, D), exact search of others. See `Table`.
 
-    The few columns in which a state is largest make up most of the best rows' logits, and reading only these columns
-    takes a fraction of the time. The rows that are best by them are then looked at in full (after Turtle and Flood,
-    "Query evaluation: strategies and optimizations", 1995, without the proof that no other row is better). Partitions
-    sum over these rows.
+    The few columns in which a state is largest make up most of the best rows' logits, so these are read first. The
+    rows that are best by them are then looked at in full (after Turtle and Flood, "Query evaluation: strategies and
+    optimizations", 1995, without the proof that no other row is better). Partitions sum over these rows.
     """
 
     def found(self, states: FloatArray, t: int, exclude: IntArray, tau: float | None = None) -> Ranked:

@@ -64,8 +64,7 @@ class VectorStoreIndex(InThisThread):
     Raises:
         InputError: a function without a parameter for the embeddings, or a number that is not positive.
 
-    Every method raises EngineError, with the store's name, if the store fails or lacks a method. Pickled and copied
-    with the store, if the store can be.
+    Every method raises an EngineError that names the store if it fails. Pickled and copied with it, if it can be.
     """
 
     def __init__(

@@ -37,8 +37,7 @@ class Step:
     """One pick and what it was picked from."""
 
     pick: Scored
-    # The best of the others, best first. One may have a larger logit than the pick: beams and constraints (same
-    # program, token budget) skip candidates.
+    # The best of the others, best first; beams and constraints may skip one with a larger logit than the pick's.
     runner_ups: tuple[Scored, ...]
     covered: tuple[str, ...]  # structures of its program that no earlier pick has, sorted; empty if it doesn't parse
 

@@ -54,8 +54,7 @@ The examples in `pool.jsonl`, where there is one, are picked from; pass `example
 def fetched(where: str | os.PathLike[str]) -> Path:
     """The local folder of a checkpoint, downloaded to the hub's cache if need be, or a `CheckpointError`.
 
-    It is a path, `hub:ORG/NAME` or `hub:ORG/NAME@REVISION` (a branch, a tag or a commit). With HF_HUB_OFFLINE only the
-    cache is searched.
+    A path, or `hub:ORG/NAME[@REVISION]` (a branch, tag or commit); with HF_HUB_OFFLINE only the cache is searched.
     """
     if not isinstance(where, str) or not where.startswith(PREFIX):
         try:
@@ -88,8 +87,7 @@ def model_card(
 ) -> str:
     """The README.md of a checkpoint: metadata for the hub, what it is, how to load it, how well it does.
 
-    `metrics` are in % and for k picks (default: the policy's own k); `measured_on` says in words what they were
-    measured on.
+    `metrics` are in % and for k picks (default: the policy's own k); `measured_on` says what they were measured on.
     """
     base, k = config.pretrained, k or config.k
     about: dict[str, Any] = {"library_name": "langchain-rcr", "tags": list(_TAGS), "model_name": name or "rcr"}

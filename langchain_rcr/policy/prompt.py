@@ -110,8 +110,7 @@ class Prompt(Section):
     """How prompts are written: as one text, or as the messages of a chat.
 
     `system`, `prefix` and `suffix` are templates: `{schema}`, `{db_id}` and so on stand for the question's other fields
-    or, in a chain, for variables of these names. Literal braces are doubled. An example's text is never read as a
-    template.
+    or, in a chain, for variables of these names. Literal braces are doubled. No example's text is read as a template.
 
     Raises:
         InputError: a template can't be used, or a field has a wrong value.

@@ -51,10 +51,9 @@ class _Table:
 def fitted(schema: str, budget: int, question: str = "", programs: Sequence[str] = ()) -> str:
     """A schema within a budget of characters: itself, if it fits or has no CREATE TABLE or CREATE VIEW statements.
 
-    Each statement must begin on a new line. What is kept are the tables that the examples' programs name, those whose
-    name or columns the question mentions, and then those that foreign keys link to these (the first tables if there are
-    none); at least one, however long it is. Of all other tables the names are listed, as far as they fit. The order is
-    kept.
+    Each statement must begin on a new line. What is kept, in order, are the tables that the examples' programs name,
+    those whose name or columns the question mentions, and then those that foreign keys link to these (the first tables
+    if there are none); at least one, however long it is. Of all others the names are listed, as far as they fit.
     """
     if len(schema) <= budget:
         return schema

@@ -20,8 +20,7 @@ _SHORTLIST = 8
 """Candidates looked at for one that a constraint allows, before more are fetched."""
 EXPLORED = 128
 """How many of the best candidates a pick is drawn from. With 32, one question in eight had a pick that a slightly
-changed policy makes but that couldn't be drawn; with 128, one in twenty (a trial on COVR's split 110, at `explore`
-10)."""
+changed policy makes but that couldn't be drawn; with 128, one in twenty (COVR's split 110, at `explore` 10)."""
 _LEAST = np.finfo(np.float64).min
 """Replaces −∞, which can't be subtracted from itself."""
 

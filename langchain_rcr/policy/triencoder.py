@@ -48,8 +48,7 @@ FEWEST = 20
 class TriEncoder(Module):
     """E_x, E_z and E_c with the state that composes them.
 
-    With torch encoders it is also a torch module and can be trained (`TrainableTriEncoder`); with NumPy encoders it
-    serves without torch.
+    With torch encoders it is a torch module and can be trained (`TrainableTriEncoder`); NumPy encoders only serve.
 
     Args:
         query: E_x, of the question.
@@ -272,8 +271,7 @@ class TriEncoder(Module):
     ) -> TriEncoder:
         """A policy of a family that is fitted to examples in closed form, within seconds.
 
-        With fewer than `FEWEST` programs that parse, there is nothing to learn structures from, so picks go by question
-        similarity (`FALLBACK_FAMILY`, untrained).
+        With fewer than `FEWEST` programs that parse, picks go by question similarity (`FALLBACK_FAMILY`, untrained).
 
         Args:
             items: the examples. If no program of `FEWEST` or more parses, all are read as `tokens`.
@@ -348,15 +346,13 @@ class TriEncoder(Module):
         """Write the checkpoint folder atomically, replacing an earlier checkpoint there.
 
         It holds tri_encoder.json, query_encoder/, context_encoder/, candidate_encoder/, README.md (the model card),
-        manifest.json (sizes and digests) and, if there is a frozen encoder, backbone.json. Tensors are safetensors;
-        nothing is pickled.
+        manifest.json (sizes and digests) and, of a frozen encoder, backbone.json. Tensors are safetensors, not pickles.
 
         Args:
             folder: where.
             runtime: what will serve it. "onnx": ONNX Runtime and NumPy, whether or not torch is installed there; the
                 text encoder, which must have BERT's architecture, is stored too. "onnx-int8": the same with a text
-                encoder that is a quarter as large and twice as fast, whose vectors differ by more than rounding. None:
-                as it was loaded.
+                encoder a quarter as large and twice as fast, whose vectors are less exact. None: as it was loaded.
 
         Raises:
             InputError: the folder can't be written, or holds files that aren't a checkpoint's.

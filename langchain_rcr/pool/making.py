@@ -141,8 +141,7 @@ class Lifecycle:
         """A retriever that fits itself to its examples, in seconds and without `rcr-train`.
 
         It accepts any call of `from_examples` of LangChain's `SemanticSimilarityExampleSelector` or
-        `MaxMarginalRelevanceExampleSelector`. With fewer than 20 programs that parse, it picks by question similarity
-        alone; see `TriEncoder.fitted`.
+        `MaxMarginalRelevanceExampleSelector`. With fewer than 20 programs that parse, it picks by question similarity.
 
         Args:
             examples: mappings with a question and a program, and any other fields; they are the pool and what is fitted
@@ -164,9 +163,8 @@ class Lifecycle:
             target_key: the key of its program. None: "target", else the only other field, else the only one of those in
                 `example_keys`, else the only one with a program that parses.
             prefer: a field: examples that share the question's value in it are preferred. The question's value is a
-                variable of `select_examples` and of chains, and `within` of `invoke` and `batch`; without one, there is
-                no preference. None: "db_id", if examples have it and differ in it; "": none. (`group` allows no others
-                at all.)
+                variable of `select_examples` and of chains, and `within` of `invoke` and `batch`; without one,
+                there is no preference. None: "db_id", if examples have it and differ in it; "": none.
             seed: of the random parts.
             **options: fields of the class (`order`, `mask_same_program`, …); `ids`, `index` and `append` as in
                 `from_encoder`; the rest goes to `vectorstore_cls`.

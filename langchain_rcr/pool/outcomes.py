@@ -65,8 +65,7 @@ _LINE = TypeAdapter[Outcome | _Later](Outcome | _Later)
 class OutcomeLog:
     """A JSON Lines file of outcomes that several threads and processes may append to.
 
-    A line has the examples' ids and a digest of the question, but no text. Whoever knows the question can recognise the
-    digest.
+    A line has no text, only ids of examples and a digest of the question, which those who know it can recognise.
 
     Args:
         path: the file. A full one is renamed NAME.TIME.

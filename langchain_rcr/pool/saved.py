@@ -144,8 +144,7 @@ def _parsed(line: str) -> Any:
 def save_vectors(path: Path, fingerprint: str, ids: Sequence[object], vectors: PoolVectors, programs: IntArray) -> None:
     """Write a pool's vectors to a safetensors file, atomically, with the fingerprint of the encoder that made them.
 
-    `ids` (N,) are JSON values that identify the examples; `programs` (N,) are their `Row.program`, which loading would
-    otherwise compute again.
+    `ids` (N,) are JSON values that identify the examples, `programs` (N,) their `Row.program`, which are slow to make.
     """
     count, dim = vectors.candidate.shape
     meta = {"format": _VECTORS, "fingerprint": fingerprint, "count": str(count), "dim": str(dim), "ids": _digest(ids)}

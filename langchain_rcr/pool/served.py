@@ -86,12 +86,10 @@ class Served:
 
         With `is_async`, encode in a thread, and search there too, or where a network engine has its connections. Calls
         with the same options that come in the same turn of the event loop (`asyncio.gather`) are one batch, up to the
-        search if the engine isn't in this process: there, they search side by side. Otherwise nothing here waits, and
-        `InThisThread` can run it.
+        search if the engine isn't in this process. Otherwise nothing here waits, and `InThisThread` can run it.
 
-        For a question there are fewer than k picks only if the pool or what the filter allows has fewer, or if
-        `options` ends a sequence early. If there are fewer than `options.k_min`, an error takes their place, since
-        other questions may have enough.
+        There are fewer than k picks only if the pool or what the filter allows has fewer, or `options` ends a sequence
+        early. If they are fewer than `options.k_min`, an error takes their place: other questions may have enough.
         """
         drafts = drafts or [None] * len(queries)
         self._check_drafts(drafts)

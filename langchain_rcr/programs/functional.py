@@ -6,8 +6,7 @@ The grammar, over tokens separated by optional whitespace:
     term     = 'quoted value'  |  word+ ("[" [terms] "]")* ["(" [terms] ")"]
     terms    = term ("," term)*
 
-- Several words in a row form a chain: `playing with` is playing → with. Brackets after them belong to the last word:
-  `playing with ( x )` is playing → with → x.
+- Words in a row form a chain, and brackets belong to the last one: `playing with ( x )` is playing → with → x.
 - Arguments in square brackets come before those in round ones: `query_attr [ color ] ( x )` has the children color, x.
 - Empty brackets add nothing: `scene ( )` is the leaf `scene`.
 - A quoted value ('…' or "…") keeps its quotes in the label and is always a single argument: no brackets follow it and

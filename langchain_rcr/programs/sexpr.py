@@ -3,8 +3,7 @@
 A list is a node: its head, if an atom, is the label and the rest are the children, in order. A list that is empty or
 begins with a list or a string gets the label `<list>` and keeps all its elements as children. Lispress's reader macro
 `#( … )` is read as a plain list, a quoted list `'( … )` as `(quote ( … ))`. A string ("…", backslash escapes) keeps its
-quotes; keywords such as `:output` are ordinary atoms. A comment runs from a `;` that doesn't continue an atom to the
-end of the line.
+quotes; `:output` is an ordinary atom. A comment runs from a `;` that doesn't continue an atom to the line's end.
 """
 
 from __future__ import annotations

@@ -12,8 +12,7 @@ from sqlglot import exp
 SET_OPERATIONS = ("union", "except", "intersect")
 CHANGES = ("update", "delete", "merge")
 QUERIES = ("select", *SET_OPERATIONS, *CHANGES)
-# Everything that sqlglot knows about a statement is in its tree, except what is listed here, by the name of an
-# argument, or of a node and an argument.
+# All that sqlglot knows about a statement is in its tree, except these arguments ("argument" or "node.argument").
 _LEFT_OUT = {
     "a name that the writer chose": "alias pivot.columns",
     "how it is written": "datatype.nested literal.is_string limitoptions.rows coalesce.is_nvl coalesce.is_null "

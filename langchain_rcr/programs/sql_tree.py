@@ -1,14 +1,12 @@
 """The tree of a SQL statement: sqlglot's syntax tree without the noise.
 
 - A node is named after its kind in lower case: select, from, join, where, eq, max. A chain of AND (OR) is one node,
-  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` is a left join. ASC is left out, and so is the
-  dialect's own order of NULLs.
+  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` a left join. ASC and default NULLS are left out.
 - Tables are leaves under `from` and the joins; columns are leaves `table.column`. Aliases are names that the writer
   chose, so they don't appear: a column belongs to the table that its alias stands for (`subquery` and `cte` for what
   has no name itself), and an aliased expression goes by its column or kind. A column without a table gets one if the
   query reads just one. Two aliases of one table look the same.
-- What changes a table as it is read (PIVOT, TABLESAMPLE, FOR SYSTEM_TIME, …) is below it; EXCEPT and REPLACE are below
-  the star.
+- What changes a table as it is read (PIVOT, TABLESAMPLE, …) is below it; EXCEPT and REPLACE are below the star.
 - Names are in lower case, unless quoted in a dialect where quoted names are case-sensitive.
 - A string is a leaf in single quotes, a number a leaf as written; units and formats of date functions are words. In
   SQLite and in plain `sql`, a double-quoted name in a comparison is a string: SQLite reads it so if no column has the

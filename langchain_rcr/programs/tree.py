@@ -122,8 +122,7 @@ def local_structures(tree: Tree, max_size: int = 4) -> frozenset[str]:
 
     A name looks like `with_relation -> filter <-> playing`: `->` joins a chain, `<->` siblings. In a label, a backslash
     is doubled, `->` becomes `-\>` and a label `<root>` becomes `\<root>`, so different structures have different names.
-    A label of more than 100 characters is cut there and followed by `\#` and a digest. So time and memory are linear in
-    the size of the program, whatever its shape.
+    A label of over 100 characters is cut there, and `\#` and a digest follow: time and memory are linear in its size.
 
     Raises:
         InputError: max_size is below 1.

@@ -24,17 +24,15 @@ if TYPE_CHECKING:
 FADE, FADE_OF_MANY = 4.0, 2.0
 """p (`State`); the second is for examples with homes."""
 LENGTH_PENALTY, WORDING, HOME = 1.0, 0.05, 0.3
-"""α, ω and the weight of a shared home. These and p were chosen by language models' results on held-out training
-questions (docs/results.md)."""
+"""α, ω and the weight of a shared home; chosen, as p was, by results on held-out questions (docs/results.md)."""
 COST, COST_OF_MANY = 0.01, 0.05
 """ε (`NeedEncoder`); the second is for examples with homes. The first was the best or nearly so on folds of twelve
 tasks (COVR, GeoQuery, SQL of one database). Choosing ε per task on its own folds gave no better test picks on sixteen
 tasks. Nor did γ of 0.7 and 0.5 with an ε that suits them. The second was chosen by how many of a language model's rows
 were right on folds of Spider (docs/results.md)."""
 COLUMNS, COLUMNS_OF_MANY = 1680, 6000
-"""The most structures. With the spare columns, 1,680 make the longest vectors that pgvector indexes; no single database
-or grammar that we know fills them. The second is for many databases: 1,680 left out a sixth of the labels that Spider's
-questions need."""
+"""The most structures. With the spare columns, 1,680 make the longest vectors that pgvector indexes; no database or
+grammar that we know fills them. For many databases they left out a sixth of the labels that Spider's questions need."""
 LANDMARKS = 4000
 LEAST = 1e-6
 """Smaller numbers are raised to this: a power of 0 has no slope, and 0 no logarithm."""

@@ -36,8 +36,7 @@ _UNKNOWN = 0.5
 """Likelihood of each structure without a fit, from which learning can go either way."""
 _HAS = 0.5
 """A program has a column if it has at least this share of the column's structures. Programs of the pool have all or
-none, but what is read back from a checkpoint is off by rounding, and shifts once gradient descent has moved the
-weights."""
+none, but what is read back from a checkpoint is off by rounding, and gradient descent shifts it."""
 
 
 def fit(encoder: NumpyNeedEncoder, questions: Sequence[Item], *, seed: int) -> None:

@@ -25,9 +25,8 @@ TOKENS = 0.75
 covered 0.4 and 0.2 points more than 0.5, and 0.9 as much as 0.75."""
 OTHER_HOME = 0.75
 """Factor on the similarity to questions of other homes: databases are tasks of one process (Bonilla, Chai and Williams,
-2007). On held-out training questions, templates or databases of Spider, 0.7 and 0.8 predicted programs better than 1
-(mean average precision of structures 0.77 and 0.80 instead of 0.74 and 0.78 on two splits' templates), and 0.5 a little
-less so."""
+2007). On held-out questions, templates or databases of Spider, 0.7 and 0.8 predicted programs better than 1 (mean
+average precision of structures 0.77 and 0.80, not 0.74 and 0.78, on two splits' templates), 0.5 a little less so."""
 NEIGHBOURS = 0.01
 """The share of training questions that are held out with each one: its nearest. Holding out only those with its
 program, a threshold of 5 % refused 37 % of the test questions of COVR's split 110, which recombine structures; with
@@ -77,8 +76,7 @@ class Views:
         """The similarity of each of N questions to each of these landmarks, (N, M).
 
         Three quarters of it are the cosine of the token bags, an eighth the radial kernel of the frozen vectors, an
-        eighth the cosine of the n-gram bags. Features that the questions lack don't count. It is reduced if the homes
-        differ.
+        eighth the cosine of the n-gram bags. Features that questions lack don't count. Another home reduces it.
         """
         vectors, tokens, bags = questions.vectors, questions.tokens, questions.bags
         # Laid out so that `product` reads them faster.

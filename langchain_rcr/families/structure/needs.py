@@ -289,8 +289,7 @@ class NumpyNeedEncoder(BaseEncoder):
     def relevance(self, features: Needs) -> DoubleArray:
         """See `BaseEncoder.relevance`: the share of training questions, held out, that are less similar to theirs.
 
-        See `nearest_held_out`. Similarity to the nearest question is the cosine of frozen vectors or, without these,
-        the kernel.
+        See `nearest_held_out`; similarity is the cosine of frozen vectors or, without these, the kernel.
         """
         if self._calibrated is None:
             self._calibrated = np.sort(nearest_held_out(self.landmarks, self.learnt[: len(self.dual), 1]))

@@ -1,8 +1,7 @@
 """What an example shows: the structures of its program, its home, and the words of its question.
 
-It shows words of the question asked, as it shows structures. A word's hash gives it one of `WORDS` columns, so words
-that appear after training have one too. Set-BSR also covers the question's words, by their vectors (Gupta, Gardner and
-Singh, 2023).
+It shows words of the question asked, as Set-BSR does by their vectors (Gupta, Gardner and Singh, 2023). A word's hash
+gives it one of `WORDS` columns, so words that appear after training have one too.
 """
 
 from __future__ import annotations

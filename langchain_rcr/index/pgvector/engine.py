@@ -1,8 +1,7 @@
 """`PgVectorIndex`: the engine. Everything that talks to the database runs on the background loop.
 
-There is a table of pools, and a table of examples for each pool rather than one for all. This way the vector columns
-have the pool's dimension, which PostgreSQL checks and an HNSW index needs; an exact search reads only this pool's
-pages; and each pool has its own statistics.
+There is a table of pools, and for each pool one of its examples: its vector columns have the pool's dimension, which
+PostgreSQL checks and an HNSW index needs, an exact search reads only this pool's pages, and it has its own statistics.
 """
 
 from __future__ import annotations
