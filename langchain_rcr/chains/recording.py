@@ -44,14 +44,11 @@ class OutcomeRecorder(BaseCallbackHandler):
         if not isinstance(ours, SequentialCompositionalRetriever) or ours.log is None:
             raise InputError('a recorder needs a retriever of ours with a log: log=OutcomeLog("outcomes.jsonl")')
         self._retriever, self._outcome = ours, outcome
-        self._root: dict[UUID, UUID] = {}
-        """Run → its outermost run, while that is ongoing."""
-        self._asked: dict[UUID, tuple[str, float]] = {}
-        """A retriever's run → its question, and its `explore`."""
+        self._root: dict[UUID, UUID] = {}  # run → its outermost run, while that is ongoing
+        self._asked: dict[UUID, tuple[str, float]] = {}  # a retriever's run → its question, and its `explore`
+        # Outermost run → its questions, each with its picks and the `explore` that drew them.
         self._picked: dict[UUID, dict[str, tuple[Sequence[Document], float]]] = {}
-        """Outermost run → its questions, each with its picks and the `explore` that drew them."""
-        self._waiting = set[UUID]()
-        """Outermost runs that wait for a human."""
+        self._waiting = set[UUID]()  # outermost runs that wait for a human
 
     def on_chain_start(  # type: ignore[override]  # a tool's run gets `inputs` by name as well
         self, serialized: Any, given: Any, /, *, run_id: UUID, parent_run_id: UUID | None = None, **kwargs: Any

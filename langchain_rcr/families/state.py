@@ -39,8 +39,7 @@ class State(ABC, Generic[Array]):
         self.lam, self.fade = float(lam), None if fade is None else float(fade)
         self._query: Array | None = None
         self._vector: Array | None = None
-        self._kept: Any = None
-        """What `compose` caches about a query for its next step."""
+        self._kept: Any = None  # what `compose` caches about a query for its next step
 
     @abstractmethod
     def compose(self, query: Any, vector: Any, context: Any) -> Any:

@@ -238,8 +238,7 @@ class _Steps:
     def __init__(self, rows: SparseRows) -> None:
         self._rows = rows
         self._states, self._kept = np.empty((0, rows.dim), dtype=np.float32), np.empty((0, 0), dtype=np.float32)
-        self._taken = 0
-        """Steps since all logits were computed."""
+        self._taken = 0  # steps since all logits were computed
 
     def scores(self, states: FloatArray) -> FloatArray:
         """All logits (B, N), up to rounding errors; a copy."""

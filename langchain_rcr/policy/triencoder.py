@@ -164,13 +164,16 @@ class TriEncoder(Module):
         features = self.query.featurize(readable(items))
         relevance = self.query.relevance(features) if judge else np.ones(len(queries))
         if drafts is not None and any(draft is not None for draft in drafts):
-            self.check_drafts()
+            self.check_drafts(drafts)
             features = self.query.drafted(features, drafts)
         return self.query.vectors(features), relevance
 
-    def check_drafts(self) -> None:
-        """Raise an `InputError` unless the family can use drafts."""
-        if not self.family.takes_drafts:
+    def check_drafts(self, drafts: Sequence[str | None] = ("",)) -> None:
+        """Raise an `InputError` unless the drafts, except those that are None, are strings that the family can use."""
+        given = [draft for draft in drafts if draft is not None]
+        if wrong := [draft for draft in given if not isinstance(draft, str)]:
+            raise InputError(f"a draft must be a program as a string, not {type(wrong[0]).__name__}")
+        if given and not self.family.takes_drafts:
             raise InputError(
                 f"the {self.family.name} family can't use a draft: it doesn't predict which structures are needed"
             )

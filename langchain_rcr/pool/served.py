@@ -92,7 +92,7 @@ class Served:
         early. If they are fewer than `options.k_min`, an error takes their place: other questions may have enough.
         """
         drafts = drafts or [None] * len(queries)
-        self._check_drafts(drafts)
+        self.encoder.check_drafts(drafts)
         if not is_async:
             return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
         backbone, loop = self.encoder.backbone, asyncio.get_running_loop()
@@ -158,7 +158,7 @@ class Served:
         """Pick the best examples for a question, and say why. For arguments see `select` and `explanation.explain`."""
         if error := error_of(query):
             raise error
-        self._check_drafts([draft])
+        self.encoder.check_drafts([draft])
         vectors, relevant = self._queries([query], [draft], options)
         if not relevant.all():
             raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
@@ -174,13 +174,6 @@ class Served:
                 )
 
         return self.engine.run(explained())
-
-    def _check_drafts(self, drafts: Sequence[str | None]) -> None:
-        given = [one for one in drafts if one is not None]
-        if wrong := [one for one in given if not isinstance(one, str)]:
-            raise InputError(f"a draft must be a program as a string, not {type(wrong[0]).__name__}")
-        if given:
-            self.encoder.check_drafts()
 
     def _queries(
         self, queries: Sequence[str], drafts: Sequence[str | None], options: Options
