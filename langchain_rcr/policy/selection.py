@@ -190,7 +190,7 @@ async def select(
             continue
         ahead = []  # what was found as if every sequence went on
         picks = picks or Picks.none(count, options.k)
-        at, of = _best(beams, hits.keys, log_probs, grows, width)
+        at, of = _best(beams, hits, log_probs, grows, width)
         beams.end(np.setdiff1d(beams.query, beams.query[at]), picks)
         beams.keep(at)
         if not len(at):
@@ -277,16 +277,14 @@ def _drawn(
     return drawn, np.take_along_axis(log_probs, at, axis=1), np.take_along_axis(grows, at, axis=1)
 
 
-def _best(
-    beams: _Beams, keys: IntArray, log_probs: DoubleArray, grows: BoolArray, width: int
-) -> tuple[IntArray, IntArray]:
+def _best(beams: _Beams, hits: Hits, log_probs: DoubleArray, grows: BoolArray, width: int) -> tuple[IntArray, IntArray]:
     """The most probable sequences (M,) of each query after one more hit (M,); one for each set of picks."""
     at, of = np.nonzero(grows)
-    scores = beams.log_probs[:, : beams.length].sum(axis=1)[at] + log_probs[at, of]
+    keys, scores = hits.keys[at, of], beams.log_probs[:, : beams.length].sum(axis=1)[at] + log_probs[at, of]
     sets = defaultdict[int, set[frozenset[int]]](set)
     best = list[int]()
     for n in np.lexsort((-scores, beams.query[at])).tolist():
-        there, picks = sets[int(beams.query[at[n]])], frozenset((*beams.keys[at[n]].tolist(), int(keys[at[n], of[n]])))
+        there, picks = sets[int(beams.query[at[n]])], frozenset((*beams.keys[at[n]].tolist(), int(keys[n])))
         if len(there) < width and picks not in there:
             there.add(picks)
             best.append(n)
