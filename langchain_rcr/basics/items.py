@@ -62,12 +62,7 @@ class Item(NamedTuple):
 
 
 def home_field(prefer: str | None, examples: Iterable[Mapping[str, Any]]) -> str | None:
-    """The field that `Item.home` is read from, if any.
-
-    Args:
-        prefer: its name; "": none; None: "db_id", if examples have it and differ in it.
-        examples: with their fields.
-    """
+    """The field that `Item.home` is read from, if any: `prefer` ("": none); None: "db_id", if examples differ in it."""
     if prefer is not None:
         return prefer or None
     values = (example.get(DATABASE) for example in examples)

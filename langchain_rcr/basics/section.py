@@ -50,13 +50,9 @@ class Section(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class OneOf:
-    """Marks a field whose values are the names in a registry: `Annotated[str, OneOf(names)]`.
+    """Marks a field whose values are the names in a registry: `Annotated[str, OneOf(names)]`."""
 
-    Args:
-        names: returns the registered names, each with its description or "".
-    """
-
-    names: Callable[[], Mapping[str, str]]
+    names: Callable[[], Mapping[str, str]]  # returns the registered names, each with its description or ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
         return core_schema.no_info_after_validator_function(self._check, handler(source))

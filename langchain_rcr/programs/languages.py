@@ -45,29 +45,17 @@ class ProgramParser(Protocol):
 
 @dataclass(frozen=True)
 class About:
-    """What must be known about a language besides how to parse it.
+    """What must be known about a language besides how to parse it."""
 
-    Attributes:
-        extra: this distribution's extra that the parser needs.
-        on_one_line: programs have one line each.
-        like_prose: a program may begin with any words and a colon.
-        inner_values: nodes with children may be values too.
-        is_json: programs are JSON, which is only a wrapper around those of other languages.
-        fences: substrings of the tags of Markdown fences around programs; none: any tag will do.
-        in_prose: finds programs amid prose, the likeliest first.
-        first_line: matches the first line of a text with all lines that continue a program.
-        is_ordered: tells whether a program's rows have an order.
-    """
-
-    extra: str = ""
-    on_one_line: bool = False
-    like_prose: bool = False
-    inner_values: bool = False
-    is_json: bool = False
-    fences: tuple[str, ...] = ()
-    in_prose: Callable[[str], Iterable[str]] = lambda text: ()
-    first_line: re.Pattern[str] = re.compile(".*")
-    is_ordered: Callable[[Tree], bool] = lambda tree: False
+    extra: str = ""  # this distribution's extra that the parser needs
+    on_one_line: bool = False  # programs have one line each
+    like_prose: bool = False  # a program may begin with any words and a colon
+    inner_values: bool = False  # nodes with children may be values too
+    is_json: bool = False  # programs are JSON, which is only a wrapper around those of other languages
+    fences: tuple[str, ...] = ()  # substrings of the tags of Markdown fences around programs; none: any tag will do
+    in_prose: Callable[[str], Iterable[str]] = lambda text: ()  # finds programs amid prose, the likeliest first
+    first_line: re.Pattern[str] = re.compile(".*")  # matches the first line of a text and lines that continue a program
+    is_ordered: Callable[[Tree], bool] = lambda tree: False  # tells whether a program's rows have an order
 
 
 @cache
