@@ -48,7 +48,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             the policy was trained (`model.k`), or 4 if that says nothing.
         k_min: fewer picks than this are an error.
         input_keys: the prompt variables that make up the query. Their values are joined by spaces in the order of the
-            sorted names, as in LangChain's own selectors. None: those of the pool's source keys, or the only one.
+            sorted names, as in LangChain's selectors. None: those named like the pool's source keys, or the only one.
         example_keys: the fields of an example that `select_examples` returns. None, or an empty list: all.
         filter: which examples may be picked, by their fields: `{"db": "geo"}`, `{"year": {"$gte": 2000}}`; see
             `langchain_rcr.index.filters.parse_filter`. A call's filter and the value of `group` are applied as well.

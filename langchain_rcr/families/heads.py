@@ -38,7 +38,7 @@ class FrozenVectors:
 class NumpyLinearEncoder(BaseEncoder):
     """scale · (W · frozen(source) + Σ n-gram vectors); either part may be left out.
 
-    N-gram vectors start with a deviation of init/√D: with init = 1, inner products start near cosines of tf-idf bags.
+    N-gram vectors start with a standard deviation of init/√D: with init = 1, inner products start near tf-idf cosines.
 
     Args:
         backbone: the frozen text encoder, which reads only the question, as a query has nothing else; None: none.

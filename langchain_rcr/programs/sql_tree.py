@@ -1,7 +1,8 @@
 """The tree of a SQL statement: sqlglot's syntax tree without the noise.
 
 - A node is named after its kind in lower case: select, from, join, where, eq, max. A chain of AND (OR) is one node,
-  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` a left join. ASC and default NULLS are left out.
+  brackets vanish, `FROM a, b` is `FROM a CROSS JOIN b`, `OUTER APPLY` is a left join. ASC is left out, and so is the
+  dialect's own order of NULLs.
 - Tables are leaves under `from` and the joins; columns are leaves `table.column`. Aliases are names that the writer
   chose, so they don't appear: a column belongs to the table that its alias stands for (`subquery` and `cte` for what
   has no name itself), and an aliased expression goes by its column or kind. A column without a table gets one if the
