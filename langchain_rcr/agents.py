@@ -18,7 +18,7 @@ from langchain_core.messages import AIMessage, AnyMessage, HumanMessage, SystemM
 from langchain_core.tools import BaseTool
 
 from langchain_rcr.basics.items import Item, readable
-from langchain_rcr.chains.few_shot import asked_by, checked, prompt_keys
+from langchain_rcr.chains.few_shot import asked_by, checked, innermost, prompt_keys
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.families.structure import LANDMARKS
 from langchain_rcr.index.base import InThisThread, resolved
@@ -68,10 +68,10 @@ class FewShotMiddleware(_ChangedRequests):
 
     Args:
         selector: any LangChain example selector, such as `SequentialCompositionalRetriever`.
-        variables: maps a model request to the selector's input. If it returns None or nothing, no examples are shown.
-            By default the question is the text of the last human message. Use it to pass the value of a retriever's
-            `group` from `request.runtime.context`, or to ask with the first message instead of the last, so that the
-            examples stay the same for a whole conversation.
+        variables: maps a model request to the selector's input. If it returns None or nothing, or the question is
+            blank, no examples are shown. By default the question is the text of the last human message. Use it to pass
+            the value of a retriever's `group` from `request.runtime.context`, or to ask with the first message instead
+            of the last, so that the examples stay the same for a whole conversation.
         source_key: the key of an example's question; None: the retriever's own, "source" for other selectors.
         target_key: the key of its program; None: the retriever's own, "target" for other selectors.
         result_key: the key of its tool's result, or, for a list of calls, of a list with each call's result. Anything
@@ -104,6 +104,8 @@ class FewShotMiddleware(_ChangedRequests):
         asked = self.variables(request) or {}
         if not isinstance(asked, Mapping):
             raise InputError(f"variables must give a mapping of names to values, not {type(asked).__name__}")
+        question = asked.get(self.keys.query)
+        asked = {} if isinstance(question, str) and not question.strip() else asked
         select = self.selector.aselect_examples if is_async else self.selector.select_examples
         picks = await resolved(select(dict(asked))) if asked else []
         rows = checked(picks, [self.keys.source, self.keys.target])
@@ -173,6 +175,8 @@ class ComposedToolSelector(_ChangedRequests):
         question: Callable[[ModelRequest[Any]], str] | None = None,
     ) -> None:
         super().__init__()
+        if not isinstance(innermost(retriever), SequentialCompositionalRetriever):
+            raise InputError(f"retriever must be a SequentialCompositionalRetriever, not {type(retriever).__name__}")
         if retriever.store.encoder.spec.language != SETS.language:
             raise InputError(f"the retriever's programs are {retriever.store.encoder.spec.language!r}, not tools")
         if isinstance(always_include, str):
@@ -241,7 +245,7 @@ class ComposedToolSelector(_ChangedRequests):
         """The request without the pool's tools that weren't picked, in its order: same picks make the same prompt."""
         query, look_up = self.question(request), self.retriever.store.index.known
         names = sorted({tool.name for tool in request.tools if isinstance(tool, BaseTool)} - self.always_include)
-        if not (query and names):
+        if not (names and str(query or "").strip()):
             return request
         known = await asyncio.to_thread(look_up, names) if is_async else look_up(names)
         invoke = self.retriever.ainvoke if is_async else self.retriever.invoke

@@ -208,6 +208,11 @@ def test_what_a_tool_gave_may_be_anything(result: Any, told: str) -> None:
 def test_without_a_question_there_are_no_examples(retriever: SequentialCompositionalRetriever) -> None:
     assert _messages(retriever, " ") == [HumanMessage(" ")]
     assert _messages(retriever, variables=lambda _: None) == [HumanMessage("open the door")]
+    picture = HumanMessage([{"type": "image_url", "image_url": {"url": "data:,"}}])
+    grouped = retriever.model_copy(update={"group": "house"})
+    for text in ("", " ", picture.text):
+        variables = lambda _, text=text: {"source": text, "house": "red"}  # noqa: E731
+        assert _messages(grouped, variables=variables) == [HumanMessage("open the door")]
 
 
 def test_bad_arguments_are_named(retriever: SequentialCompositionalRetriever) -> None:

@@ -115,9 +115,10 @@ def test_some_tools_can_be_shown_always(
 def test_without_a_request_all_are_shown(
     server: OpenAIServer, model: BaseChatModel, selector: ComposedToolSelector
 ) -> None:
-    silent = ComposedToolSelector(selector.retriever, question=lambda _: "")
-    _agent(model, silent).invoke({"messages": [HumanMessage(UNTOLD)]})
-    assert _shown(server) == [*ABOUT]
+    for nothing in ("", " \n", None):
+        silent = ComposedToolSelector(selector.retriever, question=lambda _, said=nothing: said)
+        _agent(model, silent).invoke({"messages": [HumanMessage(UNTOLD)]})
+        assert _shown(server) == [*ABOUT]
 
 
 def test_a_tool_that_no_pair_uses_is_known_by_its_description() -> None:
@@ -196,6 +197,8 @@ def test_a_retriever_without_tools_is_refused() -> None:
     plain = SequentialCompositionalRetriever.from_encoder(lexical(examples, 4), examples)
     with pytest.raises(InputError, match="the retriever's programs are 'functional', not tools"):
         ComposedToolSelector(plain)
+    with pytest.raises(InputError, match="must be a SequentialCompositionalRetriever, not str"):
+        ComposedToolSelector("tools")  # type: ignore[arg-type]
 
 
 def test_with_few_pairs_descriptions_decide() -> None:
