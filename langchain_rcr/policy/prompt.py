@@ -117,32 +117,37 @@ class Prompt(Section):
     """
 
     name: Annotated[str, OneOf(lambda: _ABOUT)] = Field(
-        "appendix_d",
+        default="appendix_d",
         description="Built-in prompt for the language model; settings below that are null are taken from it.",
     )
     form: Literal["text", "chat"] = Field(
-        _BY_NAME, description="text: examples and question in one text; chat: as messages, which needs llm.kind: chat."
+        default=_BY_NAME,
+        description="text: examples and question in one text; chat: as messages, which needs llm.kind: chat.",
     )
     others: dict[Literal["system", "prefix", "example", "suffix"], str] = Field(
-        _BY_NAME,
+        default=_BY_NAME,
         description="What replaces system, prefix and suffix if most of the examples read tables that {schema} lacks; "
         "nothing if you set one of these yourself. example: what precedes each example whose own schema is known; "
         "there {schema} stands for the tables that it reads.",
     )
     system: str | None = Field(
-        None,
+        default=None,
         description="What comes first; for a chat model, the system message. null: for one text to a chat model, a "
         "sentence about its form; else nothing.",
     )
-    prefix: str = Field(_BY_NAME, description="form text: lines before the examples.")
-    question: str = Field(_BY_NAME, description="How a question is shown, also in examples: a text with {source}.")
-    answer: str = Field(
-        _BY_NAME, description="How a program is shown, on the lines after its question: a text with {target}."
+    prefix: str = Field(default=_BY_NAME, description="form text: lines before the examples.")
+    question: str = Field(
+        default=_BY_NAME, description="How a question is shown, also in examples: a text with {source}."
     )
-    suffix: str = Field(_BY_NAME, description="Lines between the examples and the question to answer.")
-    db_schema: str = Field(_BY_NAME, description="What {schema} stands for, unless a question has a field schema.")
+    answer: str = Field(
+        default=_BY_NAME, description="How a program is shown, on the lines after its question: a text with {target}."
+    )
+    suffix: str = Field(default=_BY_NAME, description="Lines between the examples and the question to answer.")
+    db_schema: str = Field(
+        default=_BY_NAME, description="What {schema} stands for, unless a question has a field schema."
+    )
     schema_budget: int = Field(
-        10_000,
+        default=10_000,
         ge=1,
         description="Maximum characters of a schema. Of a longer one, only the tables are shown that the question, the "
         "picks or foreign keys mention.",
@@ -194,6 +199,11 @@ class Prompt(Section):
         templates = (each or "" for own in (self, others) for each in (own.system, own.prefix, own.suffix))
         names = {name for template in templates for name in _names(template)}
         return sorted(names - ({"schema"} if self.db_schema else set()))
+
+    @property
+    def shows_schema(self) -> bool:
+        """Whether {schema} is among its names."""
+        return "schema" in self.model_copy(update={"db_schema": ""}).variables
 
     @property
     def labels(self) -> tuple[str, str]:

@@ -61,7 +61,7 @@ class _Later:
 _LINE = TypeAdapter[Outcome | _Later](Outcome | _Later)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, init=False)
 class OutcomeLog:
     """A JSON Lines file of outcomes that several threads and processes may append to.
 
@@ -75,12 +75,13 @@ class OutcomeLog:
     """
 
     path: Path
-    text: bool = False
-    max_bytes: int = 50_000_000
-    keep: int = 20
+    text: bool
+    max_bytes: int
+    keep: int
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "path", Path(self.path))
+    def __init__(self, path: str | Path, text: bool = False, max_bytes: int = 50_000_000, keep: int = 20) -> None:
+        for name, value in zip(OutcomeLog.__slots__, (Path(path), text, max_bytes, keep), strict=True):
+            object.__setattr__(self, name, value)
 
     def record(
         self,
@@ -103,7 +104,7 @@ class OutcomeLog:
         known = checked_outcome(outcome)
         self._append(Outcome(_now(), digest(question), ids, probabilities, known, explore, policy, run, question))
 
-    def outcome(self, run: str, outcome: float) -> None:
+    def outcome(self, run: str | None, outcome: float) -> None:
         """Append the outcome of a question recorded before, by its run; the last one counts.
 
         Raises:

@@ -1,6 +1,8 @@
 """The log of outcomes: what a line holds, outcomes that come later, rotation, writers side by side, bad lines."""
 
+import inspect
 import json
+import pickle
 import stat
 import sys
 from collections.abc import Iterator
@@ -34,6 +36,12 @@ def test_a_line_has_digests_and_ids_but_no_text_unless_it_may(tmp_path: Path) ->
     assert [each.text for each in log.read()] == [None, "how many cats"]
 
 
+def test_a_log_is_named_by_a_path_or_a_text(tmp_path: Path) -> None:
+    log = OutcomeLog(str(tmp_path / "outcomes.jsonl"), keep=3)
+    assert log == OutcomeLog(tmp_path / "outcomes.jsonl", False, 50_000_000, 3) == pickle.loads(pickle.dumps(log))
+    assert inspect.signature(OutcomeLog).parameters["path"].annotation == "str | Path"  # what a type checker sees
+
+
 def test_an_outcome_may_come_later_and_the_last_one_counts(tmp_path: Path) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
     log.record("one", PICKS, None, run="r1")
@@ -45,7 +53,7 @@ def test_an_outcome_may_come_later_and_the_last_one_counts(tmp_path: Path) -> No
     log.record("four", PICKS, None)
     *_, last = log.read()
     with pytest.raises(InputError, match="by the run that was recorded, not by None"):
-        log.outcome(last.run, 1.0)  # type: ignore[arg-type]
+        log.outcome(last.run, 1.0)
 
 
 def test_a_line_that_is_there_twice_counts_once(tmp_path: Path) -> None:
