@@ -57,8 +57,9 @@ class FewShotPrompt(FewShotPromptTemplate):
         """A copy with some variables set to strings, or to functions that are called at each use."""
         # LangChain's own also passes on cached attributes, which the constructor refuses.
         fields = {name: getattr(self, name) for name in type(self).model_fields}
-        filled = {"input_variables": [], "partial_variables": {**self.partial_variables, **kwargs}}
-        return type(self)(**fields | filled)  # it finds the variables that are left
+        left = [name for name in self.input_variables if name not in kwargs]
+        filled = {"input_variables": left, "partial_variables": {**self.partial_variables, **kwargs}}
+        return type(self)(**fields | filled)
 
     def pretty_repr(self, html: bool = False) -> str:
         """The prompt with its variables by name. The selector isn't called; one example represents its picks."""
@@ -224,7 +225,7 @@ def of_variables(
     prompt: Prompt, keys: PromptKeys, schema_of: Callable[[Mapping[str, Any]], str] | None, *, as_text: bool
 ) -> Runnable[dict[str, Any], PromptValue]:
     """Turns a question's variables and picks into the prompt, with the right part of the schema in the right place."""
-    if "schema" not in prompt.model_copy(update={"db_schema": ""}).variables:
+    if not prompt.shows_schema:
         picked = PickedExamples()
         return _text(prompt, picked, keys, prompt.system or "") if as_text else _chat(prompt, picked, keys)
     return RunnableLambda(partial(_with_schema, prompt, keys, schema_of, as_text), name="few_shot_prompt")

@@ -71,8 +71,7 @@ def text_to_sql_chain(
     name, language = ("PostgreSQL", "sql:postgres") if address_of(database)[1] else ("SQLite", "sql:sqlite")
     if prompt is None:
         trained = prompt_for(llm, retriever, "sql", "sql_chat")
-        shows_schema = trained.db_schema or "schema" in trained.variables
-        prompt = trained if shows_schema else prompt_for(llm, None, "sql", "sql_chat")
+        prompt = trained if trained.shows_schema else prompt_for(llm, None, "sql", "sql_chat")
     limits: dict[str, Any] = {"timeout_s": timeout_s, "max_rows": max_rows}
     execute: Databases | Callable[[str], Any]
     schema_of: Callable[[Mapping[str, Any]], str] | None = None
@@ -85,7 +84,7 @@ def text_to_sql_chain(
     def shown() -> str:
         return f"-- {name}\n{schema or schema_text(database, samples=samples)}"
 
-    if isinstance(prompt, Prompt):
+    if isinstance(prompt, Prompt) and prompt.shows_schema:
         if schema_of is None and (schema or not prompt.db_schema):
             prompt = prompt.model_copy(update={"db_schema": shown()})
     elif "schema" in getattr(prompt, "input_variables", ()):

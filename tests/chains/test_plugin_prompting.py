@@ -206,6 +206,9 @@ def test_partial_variables_also_after_a_run() -> None:
     assert prompt.input_variables == ["date", "source", "style"]
     fixed = prompt.partial(source="call {tool}", style="x", date="y")
     assert (fixed.input_variables, fixed.format()) == ([], prompt.format(source="call {tool}", style="x", date="y"))
+    checked = prompt.model_copy(update={"validate_template": True}).partial(date=today, style="x")
+    assert checked.input_variables == ["source"]
+    assert checked.partial(style="long").invoke("a").to_string().startswith("long, ")
 
 
 def test_printing_a_prompt_asks_no_selector(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -432,6 +432,10 @@ def test_a_prompt_of_langchain_s_shows_the_schema_too(rivers: str, selector) -> 
         assert llm.prompts[-1][0].startswith(f"-- SQLite\n{given or schema_text(rivers)}\n")
     with pytest.raises(InputError, match=r"schema is given, but prompt has no \{schema\}"):
         text_to_sql_chain(llm, selector, rivers, prompt=few_shot(suffix="{source}"), schema=TABLE)
+    with pytest.raises(InputError, match=r"schema is given, but prompt has no \{schema\}"):
+        text_to_sql_chain(llm, selector, rivers, prompt=Prompt(), schema=TABLE)
+    text_to_sql_chain(llm, selector, rivers, prompt=Prompt()).invoke("how many")
+    assert "CREATE" not in llm.prompts[-1][0]
 
 
 def test_a_prompt_that_shows_a_schema_nobody_gives_is_an_error(selector) -> None:
