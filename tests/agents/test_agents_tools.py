@@ -130,6 +130,17 @@ def test_a_tool_that_no_pair_uses_is_known_by_its_description() -> None:
     assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
 
 
+def test_many_added_tools_ask_for_no_refit(caplog: pytest.LogCaptureFixture) -> None:
+    """It would know the tools alone, and forget the requests."""
+    selector = ComposedToolSelector.from_pairs(PAIRS, ABOUT, k=2, embeddings=EMBEDDINGS, auto_refit=True)
+    fitted = selector.retriever.store.fingerprint
+    selector.add_tools({f"more_{n}": f"Another tool, number {n}" for n in range(len(PAIRS))})
+    assert not selector.retriever.needs_refit
+    assert selector.retriever.store.fingerprint == fitted
+    assert "refit" not in caplog.text
+    assert {*selector.retrieve_tools(UNTOLD)} == {"find_flights", "book_hotel"}
+
+
 class Words(Embeddings):
     """Texts by the words that they have."""
 

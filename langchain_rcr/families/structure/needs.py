@@ -243,7 +243,8 @@ class NumpyNeedEncoder(BaseEncoder):
     def stale(self) -> bool:
         """See `BaseEncoder.stale`."""
         enough = min(MOST, STALE * len(self.learnt))
-        return 0 < enough <= len(self._known) and enough <= self._late
+        is_grown = 0 < enough <= len(self._known) and enough <= self._late
+        return is_grown and not self.descriptions.pairs  # a refit knows a pool of tools, not the requests
 
     def keep_preferences(self, other: NumpyNeedEncoder) -> None:
         """Take over γ, ε, ω and the weights by size as the race or GRPO left them, whatever the structures are."""
