@@ -227,13 +227,13 @@ class SemanticParsingChain(RunnableSerializable[_Input, ParsedProgram]):
         """`invoke`, awaited."""
         return (await self.abatch([input], config, **kwargs))[0]
 
-    def batch(self, inputs: list[_Input], config: _Configs = None, **kwargs: Any) -> list[ParsedProgram]:
+    def batch(self, inputs: Sequence[_Input], config: _Configs = None, **kwargs: Any) -> list[ParsedProgram]:
         """Answer several questions; see `semantic_parsing_chain`."""
-        return self._batch_with_config(self._batch, inputs, config, **kwargs)  # type: ignore[arg-type]
+        return self._batch_with_config(self._batch, [*inputs], config, **kwargs)  # type: ignore[arg-type]
 
-    async def abatch(self, inputs: list[_Input], config: _Configs = None, **kwargs: Any) -> list[ParsedProgram]:
+    async def abatch(self, inputs: Sequence[_Input], config: _Configs = None, **kwargs: Any) -> list[ParsedProgram]:
         """`batch`, awaited."""
-        return await self._abatch_with_config(partial(self._together, True), inputs, config, **kwargs)
+        return await self._abatch_with_config(partial(self._together, True), [*inputs], config, **kwargs)
 
     def _batch(self, inputs: list[Any], config: list[RunnableConfig], **options: Any) -> list[Any]:
         return InThisThread().run(self._together(False, inputs, config, **options))

@@ -87,7 +87,7 @@ def text_to_sql_chain(
     if isinstance(prompt, Prompt) and prompt.shows_schema:
         if schema_of is None and (schema or not prompt.db_schema):
             prompt = prompt.model_copy(update={"db_schema": shown()})
-    elif "schema" in getattr(prompt, "input_variables", ()):
+    elif isinstance(prompt, BasePromptTemplate) and "schema" in prompt.input_variables:
         prompt = prompt if schema_of else prompt.partial(schema=shown())
     elif schema:
         raise InputError("schema is given, but prompt has no {schema}")

@@ -1,6 +1,7 @@
 """semantic_parsing_chain as a Runnable like others: batches, traces, fallbacks, threads, real servers."""
 
 import copy
+import inspect
 import pickle
 import threading
 from typing import Any
@@ -125,6 +126,13 @@ async def test_the_trace_is_readable(retriever: SequentialCompositionalRetriever
     semantic_parsing_chain(fake(GOOD), retriever, "sql").invoke("x", {"callbacks": [named], "run_name": "parse it"})
     assert [run.name for run in named.roots] == ["parse it"]
     assert named.roots[0].child_runs[2].name == "GenericFakeChatModel"
+
+
+def test_a_batch_may_be_any_sequence(retriever: SequentialCompositionalRetriever) -> None:
+    chain = semantic_parsing_chain(FakeListLLM(responses=[GOOD]), retriever, "sql")
+    assert [answer.program for answer in chain.batch(("a", {"source": "b"}))] == [GOOD, GOOD]
+    for batch in (chain.batch, chain.abatch):  # a checker refuses `list[str]` as a list of texts or mappings
+        assert inspect.signature(batch).parameters["inputs"].annotation.startswith("Sequence[")
 
 
 def test_every_question_of_a_batch_has_its_own_trace(retriever: SequentialCompositionalRetriever) -> None:
