@@ -30,6 +30,7 @@ from langchain_rcr.policy.hub import fetched
 from langchain_rcr.policy.manifest import reread
 from langchain_rcr.policy.prompt import Prompt
 from langchain_rcr.programs import TOKENS, ProgramSpec
+from langchain_rcr.programs.languages import guess_language
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
@@ -293,18 +294,20 @@ class TriEncoder(Module):
         items = readable(items)
         parsed = sum(bool(spec.structures(item.target)) for item in track(items, "reading programs"))
         too_few = len(items) < FEWEST or 0 < parsed < FEWEST
+        hint = ""
+        if 2 * parsed < len(items) and parsed < FEWEST:
+            best, counts = guess_language([item.target for item in items])
+            hint = "" if best == TOKENS else f"; {counts}: pass language='{best}'"
         if items and too_few:
             logger.warning(
                 "too few examples to learn structures from (%d, of which %d have a program that parses as '%s'; it "
-                "takes %d): falling back to question similarity",
-                *(len(items), parsed, spec.language, FEWEST),
+                "takes %d): falling back to question similarity%s",
+                *(len(items), parsed, spec.language, FEWEST, hint),
             )
         elif items and not parsed:
             logger.warning(
-                "none of the %d programs parses as '%s' (the first is '%.80s'): token n-grams stand for structures",
-                len(items),
-                spec.language,
-                printable(" ".join(items[0].target.split())),
+                "none of the %d programs parses as '%s' (the first is '%.80s'): token n-grams stand for structures%s",
+                *(len(items), spec.language, printable(" ".join(items[0].target.split())), hint),
             )
             spec = replace(spec, language=TOKENS)
         name, settings = (FALLBACK_FAMILY, dict(FALLBACK_SETTINGS)) if too_few else (family, settings)

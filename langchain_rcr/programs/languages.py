@@ -5,15 +5,16 @@ from __future__ import annotations
 import difflib
 import pkgutil
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
+from importlib.util import find_spec
 from typing import Protocol, runtime_checkable
 
 from langchain_rcr.basics.section import unknown
 from langchain_rcr.errors import InputError, MissingExtraError
-from langchain_rcr.programs.tree import Tree
+from langchain_rcr.programs.tree import Tree, chain
 
 PARSERS = {
     "sql": "langchain_rcr.programs.sql:SqlParser",
@@ -29,6 +30,9 @@ reads simple SQL and JSON, and python most functional programs."""
 
 TOKENS = "tokens"
 """The language that reads any text: a chain of tokens, whose local structures are n-grams."""
+
+SAMPLE = 200
+"""Rows from which language and fields are guessed."""
 
 LANGUAGES = PARSERS.keys()
 """The known languages; `sql` may name a dialect of sqlglot, as in `sql:postgres`."""
@@ -100,3 +104,25 @@ def about(language: str | None) -> About:
 def parse(text: str, language: str = "functional") -> Tree | None:
     """Return the tree of a program, or None for what is not a program (see `get_parser` for languages, errors)."""
     return get_parser(language).parse(text)
+
+
+def guess_language(programs: Sequence[str]) -> tuple[str, str]:
+    """The language that most programs parse as, and, in words, how many as each.
+
+    It is `tokens` if fewer than half parse. Texts that are read as mere words, such as a shell's commands as functional
+    programs, say nothing of their language.
+    """
+    sample = programs[:: max(1, len(programs) // SAMPLE)]
+    languages = [*(name for name in LANGUAGES if name != TOKENS), "sql:tsql"]  # plain sql reads [name] as a list
+    if not find_spec("sqlglot"):
+        languages = [name for name in languages if not name.startswith("sql")]
+    read = {name: [(text, tree) for text in sample if (tree := parse(text, name)) is not None] for name in languages}
+    # A dialect must read twice as many, as most read a few that others don't.
+    best, *others = sorted(languages, key=lambda name: -len(read[name]) / (2 if ":" in name else 1))
+    told = "".join(f", {len(read[name])} as {name}" for name in others if read[name] and not name.startswith(best))
+    words = sum(tree == chain(text.split()) for text, tree in read[best])
+    merely = f" ({words} as mere words)" if words else ""
+    said = f"{len(read[best])} of {len(sample)} programs parse as {best}{merely}{told}"
+    said = said if read[best] else f"none of {len(sample)} programs parses in another language"
+    structured = len(read[best]) - words
+    return best if structured and 2 * structured >= len(sample) - words else TOKENS, said

@@ -13,6 +13,8 @@ from rcr_trainer.data import check
 from rcr_trainer.errors import DataError
 from rcr_trainer.runs.layers import load_config
 
+from langchain_rcr.programs.languages import guess_language
+
 NAMES = (("city", "river"), ("iowa", "ohio", "utah"), ("largest", "smallest", "oldest"))
 QUESTIONS = [f"which {thing} of {place} is the {word}" for thing, place, word in itertools.product(*NAMES)]
 
@@ -164,7 +166,12 @@ def test_keys_that_nobody_can_guess_are_asked_for(tmp_path):
     ],
 )
 def test_languages_are_known_by_what_parses(program, language):
-    assert check.guess_language([program] * 3)[0] == language
+    assert guess_language([program] * 3)[0] == language
+
+
+def test_that_no_language_reads_a_program_is_said_so():
+    said = "none of 3 programs parses in another language"
+    assert guess_language(["[IN:GET_WEATHER [SL:LOCATION rome ] ]"] * 3) == ("tokens", said)
 
 
 def test_init_writes_settings_for_these_files(capsys, files):

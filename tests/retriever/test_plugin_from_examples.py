@@ -80,6 +80,21 @@ def test_programs_that_do_not_parse(caplog: pytest.LogCaptureFixture) -> None:
     assert selector.select_examples({"source": prose[5]["source"]})[-1] == prose[5]
 
 
+@pytest.mark.parametrize("readable", [0, 5])
+def test_programs_of_another_language_than_the_default_are_recognised(
+    readable: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = [{"source": row["question"], "target": f'{{"name": "list", "args": [{n}]}}'} for n, row in enumerate(SQL)]
+    rows = [*calls, *({"source": row["question"], "target": row["query"]} for row in SQL[:readable])]
+    made(rows, language=None)
+    hint = f"; 25 of {len(rows)} programs parse as json, 25 as python"
+    assert hint in caplog.records[0].getMessage()
+    assert caplog.records[0].getMessage().endswith(": pass language='json'")
+    caplog.clear()
+    made([{"source": row["question"], "target": row["query"]} for row in SQL[:5]], language="sql:sqlite")
+    assert caplog.records[0].getMessage().endswith("falling back to question similarity")
+
+
 @pytest.mark.slow
 def test_keys_are_those_of_the_examples() -> None:
     selector = made(SQL, k=1, input_keys=["question"], language="sql")

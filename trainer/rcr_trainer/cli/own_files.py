@@ -10,8 +10,9 @@ from typing import Any
 
 from langchain_rcr.basics.files import write_text
 from langchain_rcr.programs import ProgramSpec, get_parser
+from langchain_rcr.programs.languages import guess_language
 from rcr_trainer.cli.console import PROG, show
-from rcr_trainer.data.check import Keys, check_files, guess_keys, guess_language
+from rcr_trainer.data.check import Keys, check_files, guess_keys
 from rcr_trainer.data.examples import Split, write_split
 from rcr_trainer.data.files import SHOWN, read_examples
 from rcr_trainer.data.spider import spider_split

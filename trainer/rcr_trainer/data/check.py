@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from langchain_rcr.basics.items import DATABASE
-from langchain_rcr.programs import LANGUAGES, TOKENS, ProgramSpec, parse
-from langchain_rcr.programs.tree import chain
+from langchain_rcr.programs import ProgramSpec
+from langchain_rcr.programs.languages import SAMPLE, guess_language
 from rcr_trainer.data.examples import Example, Split
 from rcr_trainer.data.files import ReadReport, read_examples, text_fields, unparsed
 from rcr_trainer.errors import DataError
@@ -18,8 +18,6 @@ _TARGETS = ("target", "sql", "program", "code", "logical_form", "query", "lf", "
 """Names of the two fields in data sets, the plainest first."""
 _EXPORTED = ("inputs.", "messages.user"), ("outputs.", "messages.assistant")
 """Prefixes of the two fields' names in exports of LangSmith or OpenAI."""
-_SAMPLE = 200
-"""Rows from which fields and language are guessed."""
 _WIDTH = 100
 _FLATTERS = "figures on them say nothing about new questions"
 
@@ -65,7 +63,7 @@ def guess_keys(path: Path, source: str | None = None, target: str | None = None)
         raise DataError(f"{path}: question and program can't both be field {source!r}")
     if source is not None and target is not None:
         return Keys(source, target)
-    fields = text_fields(path, _SAMPLE)
+    fields = text_fields(path, SAMPLE)
     source = source or _named(fields, _SOURCES, _EXPORTED[0], target)
     target = target or _named(fields, _TARGETS, _EXPORTED[1], source)
     left = [name for name in fields if name not in (source, target)]
@@ -88,25 +86,6 @@ def _named(fields: Sequence[str], names: Sequence[str], exported: Sequence[str],
                 return own
     chats = [name for name in inside if name.endswith(exported[-1])]
     return next((found[0] for found in (chats, inside) if len(found) == 1), None)
-
-
-def guess_language(programs: Sequence[str]) -> tuple[str, str]:
-    """The language that most programs parse as, and, in words, how many as each.
-
-    It is `tokens` if fewer than half parse. Texts that are read as mere words, such as a shell's commands as functional
-    programs, say nothing of their language.
-    """
-    sample = programs[:: max(1, len(programs) // _SAMPLE)]
-    languages = [*(name for name in LANGUAGES if name != TOKENS), "sql:tsql"]  # plain sql reads [name] as a list
-    read = {name: [(text, tree) for text in sample if (tree := parse(text, name)) is not None] for name in languages}
-    # A dialect must read twice as many, as most read a few that others don't.
-    best, *others = sorted(languages, key=lambda name: -len(read[name]) / (2 if ":" in name else 1))
-    told = "".join(f", {len(read[name])} as {name}" for name in others if read[name] and not name.startswith(best))
-    words = sum(tree == chain(text.split()) for text, tree in read[best])
-    merely = f" ({words} as mere words)" if words else ""
-    said = f"{len(read[best])} of {len(sample)} programs parse as {best}{merely}{told}"
-    structured = len(read[best]) - words
-    return best if structured and 2 * structured >= len(sample) - words else TOKENS, said
 
 
 def check_files(paths: Sequence[Path], keys: Keys, spec: ProgramSpec) -> list[FileCheck]:

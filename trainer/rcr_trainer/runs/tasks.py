@@ -12,8 +12,9 @@ import numpy as np
 
 from langchain_rcr.errors import PoolError
 from langchain_rcr.programs import TOKENS, ProgramSpec
+from langchain_rcr.programs.languages import guess_language
 from rcr_trainer.baselines import NO_EXAMPLES, OF_SCHEMAS, USUAL
-from rcr_trainer.data.check import Keys, check_files, check_split, guess_language, in_one_line
+from rcr_trainer.data.check import Keys, check_files, check_split, in_one_line
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import PARTS, Example, Split
 from rcr_trainer.data.files import read_examples, read_split, unparsed
