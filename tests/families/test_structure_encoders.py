@@ -289,6 +289,17 @@ def test_a_question_is_read_once():
 
 
 @pytest.mark.slow
+def test_the_fit_says_so_where_programs_share_nothing(caplog):
+    rows = [
+        Example(f"{word} {n}", f"{word} it {n}", f"{word}()") for word in ("open", "shut", "lock") for n in range(10)
+    ]
+    with caplog.at_level("INFO", logger="rcr_trainer.sft"):
+        train(TriEncoder.build("structure", items(rows), spec=SPEC), rows, rows, [], SPEC, SFTSettings(epochs=0))
+    said = "fitted: no other program has anything that one of 30 held-out training questions needs"
+    assert caplog.messages[-1] == said
+
+
+@pytest.mark.slow
 def test_the_fit_tells_how_far_it_is(caplog, monkeypatch):
     monkeypatch.setattr(sft, "_PROBES", 30)
     with caplog.at_level("INFO", logger="rcr_trainer.sft"):

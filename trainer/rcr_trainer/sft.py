@@ -127,8 +127,11 @@ class _SFT:
         if not family.fits:
             return
         covered = held_out.supervision.coverage(held_out.picks(self._pool_vectors(), self.k))
-        message = "fitted: %.1f %% of what %d held-out training questions need is covered"
-        logger.info(message, covered, len(held_out.queries))
+        count = len(held_out.queries)
+        if math.isnan(covered):
+            logger.info("fitted: no other program has anything that one of %d held-out training questions needs", count)
+        else:
+            logger.info("fitted: %.1f %% of what %d held-out training questions need is covered", covered, count)
         self.pool_vectors = None  # a resumed stage loads other weights next
 
     @cached_property
