@@ -58,13 +58,7 @@ logger = logging.getLogger(__name__)
 STAGES = ("data", "sft", "grpo", "evaluation")
 
 
-def run(
-    config: Settings,
-    *,
-    until: str = "evaluation",
-    resume: bool = False,
-    overwrite: bool = False,
-) -> Run:
+def run(config: Settings, *, until: str = "evaluation", resume: bool = False, overwrite: bool = False) -> Run:
     """Take a run through its stages, starting from the first unfinished one.
 
     Processes launched together (`torchrun`) train together. Only the first writes and reports; the others return after

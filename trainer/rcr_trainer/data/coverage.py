@@ -47,10 +47,7 @@ def structure_matrices(spec: ProgramSpec, *program_lists: Sequence[str]) -> list
 
 
 def greedy_coverage(
-    needs: sparse.csr_array,
-    pool: sparse.csr_array,
-    k: int,
-    exclude: Sequence[Collection[int]] | None = None,
+    needs: sparse.csr_array, pool: sparse.csr_array, k: int, exclude: Sequence[Collection[int]] | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pick k candidates per query, each the one that covers most of what the earlier ones left (Algorithm 1).
 

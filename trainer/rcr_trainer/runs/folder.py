@@ -130,12 +130,7 @@ class Run:
 
     @classmethod
     def open(
-        cls,
-        path: str | Path,
-        *,
-        flags: Mapping[str, str] | None = None,
-        trust: bool = False,
-        writes: bool = True,
+        cls, path: str | Path, *, flags: Mapping[str, str] | None = None, trust: bool = False, writes: bool = True
     ) -> Run:
         """Open an existing run: a run folder, or the checkpoint folder inside one.
 

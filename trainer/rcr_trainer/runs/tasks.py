@@ -284,9 +284,5 @@ def open_language_model(config: Settings, task: Task, *, keep: bool = True) -> L
     if not keep:
         check_cache(cache)
     return open_llm(
-        config.llm,
-        cache if keep else None,
-        language=task.spec.language,
-        prompt=config.prompt,
-        account=account(config),
+        config.llm, cache if keep else None, language=task.spec.language, prompt=config.prompt, account=account(config)
     )
