@@ -115,10 +115,8 @@ class _GRPO:
             rates={name: rate for name in trained for begin, rate in rates.items() if name.startswith(begin)},
         )
 
-    # ------------------------------------------------------------------ rollout → prompt → LLM → reward → advantage
-
     def collect(self, step: int) -> _Rollout:
-        """Draw G sequences for each query of a batch, and score them."""
+        """Rollout → prompt → LLM → reward → advantage: draw G sequences for each query of a batch, and score them."""
         config, actor, (epoch, batch) = self.config, self.actor, divmod(step, self.per_epoch)
         order = np.random.default_rng([self.job.seed, epoch]).permutation(len(self.queries))
         rows = order[batch * self.batch_size : (batch + 1) * self.batch_size]
@@ -156,8 +154,6 @@ class _GRPO:
         rewards, tally = self.environment.score(queries, drawn.picks.cpu().numpy())
         return rewards.reshape(len(rows), group), tally
 
-    # ------------------------------------------------------------------ loss
-
     def learn(self, rollout: _Rollout) -> Figures:
         """Update the policy on a batch of sequences."""
         figures = {**rollout.figures, "lr": self.runner.lr}
@@ -186,8 +182,6 @@ class _GRPO:
         sums = self.processes.sum(np.array(list(figures.values())))
         return {**dict(zip(figures, sums.tolist(), strict=True)), "grad_norm": norm}
 
-    # ------------------------------------------------------------------ development
-
     def evaluate(self) -> Figures:
         """Coverage and, where it decides or costs nothing, reward of the greedy picks for the development queries."""
         figures: Figures = {"epoch": self.runner.result.steps / self.per_epoch}
@@ -202,8 +196,6 @@ class _GRPO:
             figures["dev_reward"] = float(np.nanmean(rewards)) if np.isfinite(rewards).any() else math.nan
         return figures
 
-
-# ---------------------------------------------------------------- the closing lines of the log
 
 _FIGURES: dict[str, tuple[str, Callable[[float], str]]] = {
     "kl": (

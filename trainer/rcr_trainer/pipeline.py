@@ -146,9 +146,6 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
         stage()
 
 
-# ---------------------------------------------------------------- data
-
-
 def load_checked(config: Settings) -> tuple[Split, Task]:
     """Load the split and its task, raising early any `RCRError` that would otherwise stop the run later."""
     # Fail before anything is read or downloaded.
@@ -257,9 +254,6 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
     return changed, [change for change in changed if not change.startswith("evaluation.")]
 
 
-# ---------------------------------------------------------------- SFT
-
-
 def sft_stage(run: Run, task: Task, processes: Processes) -> None:
     """Train a fresh policy, leave it untrained, or load `sft.checkpoint`; save it as the run's checkpoint."""
     config = run.config
@@ -298,9 +292,6 @@ def _job(
             logger.info("%s", ", ".join(said))
 
     return Job(model, task.pool, queries, task.dev, task.spec, run.config.seed, state, log, processes)
-
-
-# ---------------------------------------------------------------- GRPO
 
 
 def grpo_stage(run: Run, task: Task, processes: Processes) -> None:

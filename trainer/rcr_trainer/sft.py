@@ -108,8 +108,6 @@ class _SFT:
             picked, top, worst = self.sequences[:, :-1], config.bm25_top, config.bm25_worst
             self.negatives = hard_negatives(self.supervision, picked, *sources, top=top, worst=worst)
 
-    # ------------------------------------------------------------------ the closed-form fit
-
     def fit(self) -> None:
         """Fit E_x if its family can, also to development queries if those were taken from training."""
         family = self.model.family
@@ -138,8 +136,6 @@ class _SFT:
     def query_features(self) -> Features:
         """Features of the training queries, as if held out."""
         return self.held_out.features(self.model, self.queries)
-
-    # ------------------------------------------------------------------ gradient descent
 
     def descend(self) -> Result:
         """Continue from the fit by gradient descent; a round is an epoch."""
@@ -250,8 +246,6 @@ class _SFT:
         different, at = np.unique(rows, return_inverse=True)
         vectors: Tensor = encoder(features.select(different))
         return vectors[self._tensor(at)]
-
-    # ------------------------------------------------------------------ development
 
     def evaluate(self) -> Figures:
         """The current policy's coverage on the development queries."""

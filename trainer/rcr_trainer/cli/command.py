@@ -99,9 +99,6 @@ def _line_of(error: Exception) -> str | None:
     return None
 
 
-# ---------------------------------------------------------------- commands
-
-
 def _run(given: argparse.Namespace) -> None:
     from rcr_trainer.runs.layers import load_config
 
@@ -163,9 +160,6 @@ def _learn(given: argparse.Namespace) -> None:
     with logged():
         change = learn(given.log, given.served, given.out, questions=questions, seed=given.seed, trust=given.trust)
     show(told(change), f"written: {given.out}")
-
-
-# ---------------------------------------------------------------- the parser
 
 
 def build_parser(arguments: Sequence[str]) -> Parser:

@@ -97,9 +97,6 @@ def flags(given: argparse.Namespace) -> dict[str, str]:
     return {path: text for path, text in vars(given).items() if path in given.settings}
 
 
-# ---------------------------------------------------------------- output
-
-
 def show(*lines: str) -> None:
     """Write lines of results to stdout."""
     for line in lines:

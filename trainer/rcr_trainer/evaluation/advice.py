@@ -77,9 +77,6 @@ def _sentences(report: EvaluationReport) -> Iterator[str]:
         )
 
 
-# ---------------------------------------------------------------- figures
-
-
 def _shown(value: float) -> float:
     """Rounded to two decimals, as in evaluation.json, then to one, as in the table; never −0."""
     return round(round(value, 2), 1) + 0.0
@@ -105,9 +102,6 @@ def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
     if right is not None and right.interval is not None and right.ours + right.other > 0:
         return right
     return _gap(report, "full_coverage", rival)
-
-
-# ---------------------------------------------------------------- sentences
 
 
 def _on_answers(report: EvaluationReport) -> Iterator[str]:

@@ -209,9 +209,6 @@ def _put_times(
         scores.latency_ms, scores.latency_batch_ms = float(np.median(own[:-1])), float(own[-1] / batch)
 
 
-# ---------------------------------------------------------------- a language model's answers
-
-
 def answer(
     report: EvaluationReport,
     picks: Picks,

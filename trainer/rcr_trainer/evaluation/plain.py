@@ -112,9 +112,6 @@ def choose(selector: Baseline, pool: Sequence[Example], dev: Sequence[Example], 
     return Choice(parameter, best, coverage, len(kept), chosen_on)
 
 
-# ---------------------------------------------------------------- before a run
-
-
 def learners(config: Settings) -> list[str]:
     """The comparison's selectors that learn from a scoring model; a `ConfigError` if there is no such model."""
     names = [name for name in compared(config) if "score" in get_baseline(name).needs]
@@ -156,9 +153,6 @@ def count_selectors(config: Settings, task: Task) -> int:
     lacking = {"embed", "embed_tokens"} if not name else {"embed_tokens"} if name.startswith("langchain:") else set()
     plain = [name for name in compared(config, task) if lacking.isdisjoint(get_baseline(name).needs)]
     return 1 + config.grpo.enabled + len(plain)
-
-
-# ---------------------------------------------------------------- what they need
 
 
 def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:

@@ -94,8 +94,6 @@ class Result:
                 gaps[label] = (100 * float((rates[OURS] - rates[label]).mean()), interval)
         return gaps
 
-    # ------------------------------------------------------------------ writing
-
     def write(self, folder: Path) -> list[Path]:
         """Write NAME.md, NAME.json and, for a figure, NAME.png; returns their paths."""
         files = {"md": self.markdown().encode(), "json": self.json().encode()}
@@ -174,8 +172,6 @@ class Result:
             ]
             for (series, column), labels in found.items()
         }
-
-    # ------------------------------------------------------------------ words
 
     def _fewer(self) -> list[str]:
         """A line on rows that lack runs which others have, say after an interruption."""

@@ -334,9 +334,6 @@ def _row(variant: Variant, selector: str) -> Row | None:
     return None if row is None else Row(row.label.format(name), row.series.format(name), row.x)
 
 
-# ---------------------------------------------------------------- what it costs
-
-
 def budget(cells: Sequence[Cell]) -> Estimate | None:
     """The most that these runs' language model costs; None if none is asked.
 

@@ -144,8 +144,6 @@ def likelihood(spec: ProgramSpec) -> Reward:
     return Reward("likelihood", lambda *_, **__: [], likelihood=True)  # the function isn't called
 
 
-# ---------------------------------------------------------------- by name
-
 _BY_SPEC: dict[str, Callable[[ProgramSpec], Reward]] = {
     "structure_coverage": structure_coverage,
     "correctness": correctness,

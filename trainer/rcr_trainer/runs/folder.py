@@ -246,9 +246,6 @@ class Run:
             write_json(self.path / "run.json", self._record)
 
 
-# ---------------------------------------------------------------- the lock
-
-
 @contextmanager
 def hold(folder: Path) -> Iterator[None]:
     """Keep other processes from writing into a run folder, created if missing, until the block ends.
@@ -300,9 +297,6 @@ def _take(file: TextIO, folder: Path) -> None:
         ) from None
     except OSError as error:
         logger.warning("%s can't be locked (%s): don't start a second run in it", folder, error.strerror)
-
-
-# ---------------------------------------------------------------- the record and the files
 
 
 def _now() -> str:

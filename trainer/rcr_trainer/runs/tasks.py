@@ -236,9 +236,6 @@ def _language_of(data: DataSettings, pool: Sequence[Example], spec: ProgramSpec)
     return TOKENS
 
 
-# ---------------------------------------------------------------- reward and language model
-
-
 def build_reward(config: Settings, spec: ProgramSpec) -> Reward:
     """GRPO's reward; a `ConfigError` if there is no such reward, or its database can't be opened."""
     check_hidden(config, "reward")

@@ -124,9 +124,6 @@ def hard_negatives(
     return lambda queries, steps, rng: least[queries, steps, rng.integers(found[queries, steps])]
 
 
-# ---------------------------------------------------------------- batches
-
-
 @dataclass(frozen=True, slots=True)
 class Batch:
     """B sequences and which of their states are trained on."""
