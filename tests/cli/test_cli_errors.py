@@ -16,7 +16,7 @@ import pytest
 import warm
 from rcr_trainer import cli
 from rcr_trainer.cli.console import USUAL
-from rcr_trainer.llm.cache import Answer, AnswerCache
+from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.runs.layers import load_config, settings
 from rcr_trainer.settings import Settings
 
@@ -210,7 +210,7 @@ def test_a_file_of_answers_that_cannot_be_used_is_found_before_the_training(caps
     with closing(sqlite3.connect(here / "foreign.sqlite")) as database:
         database.execute("CREATE TABLE other (a)")
     with closing(AnswerCache(here / "whole.sqlite")) as cache:
-        cache.put("m", {bytes([n]): Answer("x" * 5000) for n in range(20)})
+        cache.put("m", {bytes([n]): Answer("x" * 5000) for n in range(20)}, "run", Use())
     (here / "cut.sqlite").write_bytes((here / "whole.sqlite").read_bytes()[:9000])
     asks = ["--llm.model=m", "--llm.base_url=http://127.0.0.1:9/v1", "--evaluation.answers=true"]
     assert name in refused(capsys, "run", "tiny.yaml", *asks, f"--llm.cache={name}", *dry_run)

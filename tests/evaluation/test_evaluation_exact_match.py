@@ -50,7 +50,7 @@ def run(selectors, program_of, queries=QUERIES, *, limit=None, given=MappingProx
     return both(selectors, program_of, queries, limit, given)[0]
 
 
-def both(selectors, program_of, queries=QUERIES, limit=None, given=MappingProxyType({})):
+def both(selectors, program_of, queries=QUERIES, limit=None, given=MappingProxyType({}), prices=MappingProxyType({})):
     def answers(prompts):
         return [
             program if isinstance(program, Answer) else Answer(program, program=program, prompt_tokens=len(prompt))
@@ -59,7 +59,7 @@ def both(selectors, program_of, queries=QUERIES, limit=None, given=MappingProxyT
 
     report, picks = evaluate(selectors, POOL, queries, SPEC, k=2, split="toy", seed=0)
     assert report.answers is None
-    llm = SimpleNamespace(generate=answers, name="fake-lm", prompt=APPENDIX_D)
+    llm = SimpleNamespace(generate=answers, name="fake-lm", prompt=APPENDIX_D, money=LLMSettings(**prices).money)
     answer(report, picks, SPEC, llm, queries=limit, **given)
     return report, picks
 
@@ -95,9 +95,9 @@ def test_results_and_costs_by_hand():
 
     # The same result; a wrong one; a gold program that can't be run isn't counted.
     queries = [Example(f"t{i}", f"x{i}", target) for i, target in enumerate(["a ( b )", "e", "c"])]
-    given = {"execution": execution(run_it, SPEC), "money": LLMSettings(price_prompt=2, price_completion=3).money}
+    given, prices = {"execution": execution(run_it, SPEC)}, {"price_prompt": 2, "price_completion": 3}
     fake = Fake({"x0": "A ( B )", "x1": None, "x2": "c"})
-    report, picks = both({"rcr": always(0, 1, 2)}, fake, queries, given=given)
+    report, picks = both({"rcr": always(0, 1, 2)}, fake, queries, given=given, prices=prices)
     assert (report.answers, report.right) == (AnswersAsked("fake-lm", 3, 3, told=2), "execution")
     assert "Same rows: the 2 of them whose gold program gives a result to compare." in table(report)
     scores = report.selectors["rcr"]

@@ -48,7 +48,7 @@ def test_answers_are_kept_with_the_picks():
         ]
 
     report, picks = picked()
-    llm = SimpleNamespace(generate=generate, name="m", prompt=APPENDIX_D)
+    llm = SimpleNamespace(generate=generate, name="m", prompt=APPENDIX_D, money=lambda *_: None)
     answer(report, picks, ProgramSpec(), llm, queries=1)
     row = picks[0].selectors["rcr"]
     assert (row.answer, row.exact, row.jaccard) == ("a(b)", True, 1.0)

@@ -320,7 +320,7 @@ def cache_keys(fuzz: Fuzz) -> str:
     if has_secrets:
         with tempfile.TemporaryDirectory(prefix="rcr-fuzz-") as folder:
             with closing(AnswerCache(Path(folder) / "answers.sqlite")) as kept:
-                kept.put("m", {key: Answer("f ( x )") for key in keys})
+                kept.put("m", {key: Answer("f ( x )") for key in keys}, "run", Use())
                 files = b"".join(path.read_bytes() for path in Path(folder).iterdir())
             assert secret.encode() not in files
     return "the same" if same else "different"

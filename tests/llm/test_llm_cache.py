@@ -16,7 +16,7 @@ from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 def test_answers_come_back_as_they_were_marked_as_cached(tmp_path: Path) -> None:
     answers = {b"a": Answer("f ( x )", "", 5, 3), b"b": Answer(None, "refused", 2, 0)}
     with closing(AnswerCache(tmp_path / "new" / "answers.sqlite")) as cache:
-        assert cache.put("m", answers) == (answers, Use())
+        assert cache.put("m", answers, "run", Use()) == (answers, Use())
     with closing(AnswerCache(tmp_path / "new" / "answers.sqlite")) as cache:
         assert cache.get([b"a", b"b", b"c"]) == {
             b"a": Answer("f ( x )", "", 5, 3, cached=True),
@@ -27,8 +27,8 @@ def test_answers_come_back_as_they_were_marked_as_cached(tmp_path: Path) -> None
 
 def test_the_first_answer_stays_and_is_what_both_get(tmp_path: Path) -> None:
     with closing(AnswerCache(tmp_path / "a.sqlite")) as one, closing(AnswerCache(tmp_path / "a.sqlite")) as other:
-        one.put("m", {b"a": Answer("first")})
-        stored, _ = other.put("m", {b"a": Answer("second"), b"b": Answer("third")})
+        one.put("m", {b"a": Answer("first")}, "run", Use())
+        stored, _ = other.put("m", {b"a": Answer("second"), b"b": Answer("third")}, "run", Use())
         assert {key: answer.text for key, answer in stored.items()} == {b"a": "first", b"b": "third"}
         assert one.get([b"a"])[b"a"].text == "first"
 
@@ -45,7 +45,7 @@ def test_spending_adds_up_over_objects_and_by_account(tmp_path: Path) -> None:
 def test_more_keys_than_sqlite_takes_at_once(tmp_path: Path) -> None:
     keys = [str(n).encode() for n in range(1234)]
     with closing(AnswerCache(tmp_path / "a.sqlite")) as cache:
-        cache.put("m", {key: Answer(key.decode()) for key in keys})
+        cache.put("m", {key: Answer(key.decode()) for key in keys}, "run", Use())
         assert {key: answer.text for key, answer in cache.get(keys).items()} == {key: key.decode() for key in keys}
 
 
@@ -67,7 +67,7 @@ def test_threads_may_share_one(tmp_path: Path) -> None:
 
 def test_it_is_a_write_ahead_log_that_is_flushed(tmp_path: Path) -> None:
     with closing(AnswerCache(tmp_path / "a.sqlite")) as cache:
-        cache.put("m", {b"a": Answer("x")})
+        cache.put("m", {b"a": Answer("x")}, "run", Use())
         assert cache._database.execute("PRAGMA synchronous").fetchone() == (2,)
         with closing(sqlite3.connect(tmp_path / "a.sqlite")) as reader:
             assert reader.execute("PRAGMA journal_mode").fetchone() == ("wal",)
@@ -76,7 +76,7 @@ def test_it_is_a_write_ahead_log_that_is_flushed(tmp_path: Path) -> None:
 
 def test_in_memory_nothing_is_shared(here: Path) -> None:
     with closing(AnswerCache()) as one, closing(AnswerCache()) as other:
-        one.put("m", {b"a": Answer("x")})
+        one.put("m", {b"a": Answer("x")}, "run", Use())
         assert len(one) == 1
         assert len(other) == 0
     assert [*here.iterdir()] == []

@@ -168,10 +168,10 @@ def test_an_error_in_a_good_response_is_as_its_own_status_and_costs_no_prompt_it
         assert texts(llm.generate(prompts_of(1))) == expected(1)
         with pytest.raises(LLMError, match=r"status 502.*upstream failed.*in 4 attempts"):
             llm.generate(prompts_of(1, 1))
-        assert llm.spent.calls == 1
+        assert llm.stats.used.calls == 1
         server.fail("error_choice")
         assert texts(llm.generate(prompts_of(1, 1))) == expected(1, 1)
-        assert llm.spent.calls == 3  # what it wrote until it failed may cost something
+        assert llm.stats.used.calls == 3  # what it wrote until it failed may cost something
 
 
 def test_a_key_that_no_header_can_hold_is_refused_before_anything_is_booked(monkeypatch) -> None:
@@ -230,10 +230,10 @@ def test_a_prompt_too_long_for_the_server_has_no_answer(kind: str, tmp_path: Pat
         for _ in range(2):
             with pytest.raises(TooLongError, match="fewer or shorter examples"):
                 llm.generate(prompts_of(3)[1:2])
-        assert llm.spent.calls == 2
+        assert llm.stats.used.calls == 2
         server.fault_of = None  # started again with a larger context
         assert texts(llm.generate(prompts_of(3))) == expected(3)
-        assert llm.spent.calls == 3
+        assert llm.stats.used.calls == 3
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -301,10 +301,10 @@ def test_token_counts_that_cannot_be_true_are_estimated_and_booked(kind: str, tm
     with OpenAIServer(program) as server, model(server, kind, tmp_path / "a.sqlite") as llm:
         server.fail(*[f"usage:{usage}" for usage in untrue])
         assert texts(llm.generate(prompts_of(count))) == expected(count)
-        assert len(server.requests) == llm.spent.calls == llm.stats.counted == count
+        assert len(server.requests) == llm.stats.used.calls == llm.stats.counted == count
         most = sum(map(llm.count_tokens, prompts_of(count)))
-        assert 3 * count <= llm.spent.prompt_tokens <= most
-        assert count <= llm.spent.completion_tokens <= most
+        assert 3 * count <= llm.stats.used.prompt_tokens <= most
+        assert count <= llm.stats.used.completion_tokens <= most
 
 
 def test_what_a_model_thinks_is_booked_though_only_the_total_counts_it() -> None:
@@ -314,14 +314,14 @@ def test_what_a_model_thinks_is_booked_though_only_the_total_counts_it() -> None
             'usage:{"prompt_tokens": 21, "total_tokens": 81}',  # Gemini, of a model that only thought
         )
         llm.generate(prompts_of(2))
-        assert (llm.spent.prompt_tokens, llm.spent.completion_tokens) == (53, 103 + 60)
+        assert (llm.stats.used.prompt_tokens, llm.stats.used.completion_tokens) == (53, 103 + 60)
 
 
 def test_an_answer_without_counts_is_estimated_by_its_own_bytes() -> None:
     with OpenAIServer(lambda prompt: "größe ( all )") as server, model(server, "chat") as llm:
         server.fail("no_usage")
         llm.generate(prompts_of(1))
-        assert llm.spent.completion_tokens == len("größe ( all )".encode())
+        assert llm.stats.used.completion_tokens == len("größe ( all )".encode())
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -336,8 +336,8 @@ def test_one_count_that_is_told_counts() -> None:
     with OpenAIServer(program) as server, model(server, "chat") as llm:
         server.fail('usage:{"prompt_tokens": 77, "completion_tokens": null}')
         llm.generate(prompts_of(1))
-        assert llm.spent.prompt_tokens == 77
-        assert llm.spent.completion_tokens > 0
+        assert llm.stats.used.prompt_tokens == 77
+        assert llm.stats.used.completion_tokens > 0
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -375,7 +375,7 @@ def test_no_redirect_is_followed_since_prompt_and_keys_would_go_along(kind: str)
             llm.generate(prompts_of(1))
         assert "key=x" not in str(caught.value)
         assert not other.requests
-        assert llm.spent.calls == 0
+        assert llm.stats.used.calls == 0
 
 
 def test_an_answer_of_many_megabytes_is_cut_off() -> None:
@@ -410,7 +410,7 @@ def test_no_server_at_all() -> None:
     with open_llm(LLMSettings(**settings), None) as llm, pytest.raises(LLMError, match="connection failed") as caught:
         llm.generate(["a"])
     assert "Connect call failed" in str(caught.value)
-    assert llm.spent.calls == 0
+    assert llm.stats.used.calls == 0
 
 
 @pytest.mark.parametrize("kind", KINDS)

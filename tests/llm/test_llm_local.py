@@ -156,8 +156,8 @@ def test_a_server_and_this_machine_agree_and_pay_once(folder: str, tmp_path: Pat
             with open_llm(LLMSettings(**settings), tmp_path / "a.sqlite", account="run") as llm:
                 found = llm.log_likelihoods(prompts, [APPENDIX_D.continuation(program) for program in programs])
                 assert found == pytest.approx(expected, abs=1e-4)
-                assert (llm.stats.paid, llm.spent.calls) == (paid, 13)
-                with pytest.raises(BudgetExceeded, match="13 calls"):
+                assert llm.stats.paid == llm.stats.used.calls == paid
+                with pytest.raises(BudgetExceeded, match=r"of 13 calls .*spent: 13 calls"):
                     llm.log_likelihoods(["Source: d d d\nTarget:"], [APPENDIX_D.continuation("d")])
         assert len(server.paid) == (0 if kind == "local" else 13)
 

@@ -11,6 +11,7 @@ import threading
 import time
 import warnings
 from collections import Counter
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from langchain_core.language_models.fake_chat_models import FakeListChatModel
 from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.errors import DataError
-from rcr_trainer.llm.cache import Answer, Use
+from rcr_trainer.llm.cache import Answer, AnswerCache, Use
 from rcr_trainer.llm.calls import Calls
 from rcr_trainer.llm.faults import BudgetExceeded, Fault, LLMError
 from rcr_trainer.llm.model import LanguageModel
@@ -114,6 +115,12 @@ def test_answers_outlive_the_object(tmp_path: Path) -> None:
     assert echo.asked == {"b": 1}
 
 
+def booked(path: Path) -> Use:
+    """What the account `run` has spent, as the file of answers has it."""
+    with closing(AnswerCache(path)) as kept:
+        return kept.spent("run")
+
+
 class Odd(Echo):
     """Answers with half a surrogate pair, and reports what no model can have read."""
 
@@ -128,7 +135,7 @@ def test_any_models_odd_answers_are_kept_and_booked(tmp_path: Path) -> None:
     for _ in range(2):
         with wrap(odd, cache_path=tmp_path / "a.sqlite", account="run", kind="local") as llm:
             assert texts(llm.generate(["a", "b"])) == ["f(\ufffd)"] * 2
-            assert llm.spent == Use(2, 2, 12)  # the bytes of prompts and answers
+            assert booked(tmp_path / "a.sqlite") == Use(2, 2, 12)  # the bytes of prompts and answers
     assert odd.asked == {"a": 1, "b": 1}
 
 
@@ -195,7 +202,7 @@ def test_a_budget_of_calls_stops_before_the_next_and_keeps_what_is_paid(tmp_path
         asked = list(echo.asked)  # of calls at the same time any may come first
         assert len(asked) == 5
         assert texts(llm.generate(asked)) == [prompt.upper() for prompt in asked]
-        assert llm.spent == Use(5, 25, 5)
+        assert llm.stats.used == Use(5, 25, 5)
     with wrap(echo, cache_path=tmp_path / "a.sqlite") as llm:
         assert texts(llm.generate(prompts)) == [prompt.upper() for prompt in prompts]
     assert set(echo.asked.values()) == {1}
@@ -212,7 +219,7 @@ def test_running_calls_are_waited_for_before_a_budget_of_tokens_stops() -> None:
         llm.generate([f"{n:05}" for n in range(9)])
     assert sum(echo.asked.values()) == 5
     assert echo.peak == 2
-    assert llm.spent == Use(5, 25, 5)
+    assert llm.stats.used == Use(5, 25, 5)
 
 
 def test_a_budget_of_money() -> None:
@@ -233,7 +240,7 @@ def test_a_budget_holds_over_restarts_by_account(tmp_path: Path) -> None:
         llm.generate(["a", "b"])
     echo = Echo()
     with wrap(echo, **options) as llm:
-        assert llm.spent == Use(2, 10, 2)
+        assert booked(tmp_path / "a.sqlite") == Use(2, 10, 2)
         assert texts(llm.generate(["a"])) == ["A"]
         with pytest.raises(BudgetExceeded):
             llm.generate(["c"])
@@ -289,7 +296,7 @@ def test_an_attempt_has_an_end() -> None:
     assert echo.asked == {"a": 2}
     assert llm.stats.retries == {"timeout": 1}
     # Both may have been charged: the worst case is booked.
-    assert llm.spent == Use(2, 2, 20)
+    assert llm.stats.used == Use(2, 2, 20)
 
 
 def test_a_call_that_hangs_while_others_are_answered_leaves_as_many_at_a_time() -> None:

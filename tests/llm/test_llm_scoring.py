@@ -128,7 +128,7 @@ def test_what_a_server_that_cannot_score_wrote_is_booked() -> None:
     with OpenAIServer() as server, model(server, "completion") as llm:
         with pytest.raises(UnscoredError):
             llm.log_likelihoods(["a"], [" b\n"])
-        assert llm.spent.calls == len(server.requests) == 2
+        assert llm.stats.used.calls == len(server.requests) == 2
 
 
 def test_llama_cpp_refuses_echo_with_status_500() -> None:

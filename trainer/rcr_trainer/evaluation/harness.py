@@ -218,7 +218,6 @@ def answer(
     orders: Mapping[str, str] = MappingProxyType({}),
     queries: int | None = None,
     execution: Reward | None = None,
-    money: Callable[[int, int], float | None] = lambda prompt_tokens, completion_tokens: None,
 ) -> None:
     """Ask a language model with the picks of all selectors, and put its answers into report and picks.
 
@@ -227,7 +226,7 @@ def answer(
 
     Prompts show the first pick, the most similar, last, unless `orders` says otherwise for a selector. `queries` is how
     many queries are asked, evenly spaced (None: all). `execution` scores answers by their results, if there is a
-    database. `money` gives the dollars for numbers of prompt and completion tokens, None without prices.
+    database.
 
     Raises:
         LLMError: it can't be asked. A spent budget or too long a prompt is no error.
@@ -264,7 +263,7 @@ def answer(
         scores.jaccard, scores.no_program = 100 * float(jaccard.mean()), 100 * programs.count(None) / len(asked)
         read, written = (sum(getattr(a, kind) for a in answers) for kind in ("prompt_tokens", "completion_tokens"))
         scores.prompt_tokens, scores.completion_tokens = read / len(asked), written / len(asked)
-        cost = money(read, written)
+        cost = llm.money(read, written)
         scores.cost = None if cost is None else 1000 * cost / len(asked)
     report.answers = AnswersAsked(
         llm.name,

@@ -104,7 +104,6 @@ def evaluation_stage(run: Run) -> EvaluationReport:
                 orders={name: policy.config.order for name, policy in policies.items()},
                 queries=evaluation.answer_queries,
                 execution=build_execution(config, task.spec),
-                money=config.llm.money,
             )
             if again:
                 _check_answers(run, report)

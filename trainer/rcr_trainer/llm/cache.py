@@ -81,9 +81,6 @@ class Use:
         return Use(*map(operator.sub, astuple(self), astuple(other)))
 
 
-_NOTHING = Use()
-
-
 class AnswerCache:
     """An SQLite file of answers, keyed by a digest of model, parameters and prompt, and of each account's spending.
 
@@ -167,7 +164,7 @@ class AnswerCache:
         return {key: replace(Answer(*row), cached=True) for key, row in rows if row is not None}
 
     def put(
-        self, model: str, answers: Mapping[bytes, Answer], account: str = "", used: Use = _NOTHING
+        self, model: str, answers: Mapping[bytes, Answer], account: str, used: Use
     ) -> tuple[dict[bytes, Answer], Use]:
         """Write answers and what they cost an account in one transaction; all is on disk when this returns.
 

@@ -62,10 +62,10 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         account: str = "",
         **options: Any,
     ) -> None:
-        self._settings = settings = settings or LLMSettings()
+        settings = settings or LLMSettings()
         self._client = client = Client(model, settings, identity=identity or {}, prompt=prompt, **options)
         self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
-        self.count_tokens = client.count_tokens
+        self.count_tokens, self.money = client.count_tokens, settings.money
         self._cache = AnswerCache(cache_path)
         self._calls = Calls(client, settings, self._cache, self.stats, account)
         # A group's prompts often get the same answer.
@@ -74,11 +74,6 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         self._scores: bool | UnscoredError = settings.kind == "local"  # False: not known yet
         self._closed = False
         self._seen: set[bytes] = set()
-
-    @property
-    def spent(self) -> Use:
-        """What counts against the budget so far."""
-        return self._calls.budget.spent
 
     def generate(self, prompts: Sequence[str | Conversation]) -> list[Answer]:
         """Answer prompts, in their order.
@@ -147,8 +142,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
     def estimate_calls(self, calls: int, longest_prompt: str | Conversation) -> Estimate:
         """The most that this many calls cost, before the prompts are known. The model is not called."""
         use = Use(calls, calls * self.count_tokens(longest_prompt), calls * self._client.longest)
-        money = self._settings.money(use.prompt_tokens, use.completion_tokens)
-        return Estimate(use, money, self._client.exact_tokens)
+        return Estimate(use, self.money(use.prompt_tokens, use.completion_tokens), self._client.exact_tokens)
 
     def close(self) -> None:
         """Wait for running calls, so that what is paid for is kept; then close the model."""
