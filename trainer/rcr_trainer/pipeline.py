@@ -34,20 +34,10 @@ from rcr_trainer.evaluation.report import EvaluationReport
 from rcr_trainer.evaluation.stage import check_candidates, evaluation_stage
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards.reward import check_reward
+from rcr_trainer.runs import tasks
 from rcr_trainer.runs.folder import INCIDENTAL, Run, check_free, hold, in_short, names_in
 from rcr_trainer.runs.layers import differences, load_config
 from rcr_trainer.runs.policies import build_model, check_files, device_of, load_model, load_start, save_checkpoint
-from rcr_trainer.runs.tasks import (
-    CORPUS,
-    LANGUAGE,
-    Task,
-    build_reward,
-    check_task,
-    divide,
-    load_split,
-    open_language_model,
-    say_data,
-)
 from rcr_trainer.settings import Settings
 from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.processes import Processes, join
@@ -78,12 +68,12 @@ def run(config: Settings, *, until: str = "evaluation", resume: bool = False, ov
                 _check_kept(current, resume=resume)
                 _take(current, "data", lambda: write_split(current.data, split or load_checked(config)[0]))
                 if "evaluation" in wanted and not current.done("evaluation"):
-                    try_scoring(config, divide(config, read_split(current.data)))
+                    try_scoring(config, tasks.divide(config, read_split(current.data)))
             processes.wait()
             if not processes.first:
                 current = Run.open(config.folder, trust=True, writes=False)
                 current.config = config
-            task = divide(config, read_split(current.data))
+            task = tasks.divide(config, read_split(current.data))
             for name, stage in (("sft", sft_stage), ("grpo", grpo_stage)):
                 if name in wanted:
                     _take(current, name, partial(stage, current, task, processes), processes.size)
@@ -97,7 +87,7 @@ def run(config: Settings, *, until: str = "evaluation", resume: bool = False, ov
     return current
 
 
-def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> tuple[Task, list[str]]:
+def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> tuple[tasks.Task, list[str]]:
     """What `run` would work on, and a line on what it would resume from or clear, or why it would refuse.
 
     The line is missing for a fresh run. Nothing is written.
@@ -119,7 +109,7 @@ def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> t
         for name in wanted
         if name not in done
     ]
-    task = divide(config, read_split(there.data)) if "data" in done else load_checked(config)[1]
+    task = tasks.divide(config, read_split(there.data)) if "data" in done else load_checked(config)[1]
     said = f"done before: {', '.join(done) or 'nothing'}; to do: {', '.join(left) or 'nothing'}"
     return task, [f"{config.folder}: {said}"]
 
@@ -146,18 +136,18 @@ def _take(run: Run, name: str, stage: Callable[[], object], processes: int = 1) 
         stage()
 
 
-def load_checked(config: Settings) -> tuple[Split, Task]:
+def load_checked(config: Settings) -> tuple[Split, tasks.Task]:
     """Load the split and its task, raising early any `RCRError` that would otherwise stop the run later."""
     # Fail before anything is read or downloaded.
     get_parser(config.program.language)
     if device_of(config) == "mps" and config.grpo.enabled:
         raise ConfigError("device = 'mps' has no numbers of 64 bits, with which GRPO draws: set device: cpu")
-    split = load_split(config.data, config.seed)
-    split.meta.pop(LANGUAGE, None)  # left by another run if data.directory is that run's data
-    task = check_task(config, divide(config, split))
+    split = tasks.load_split(config.data, config.seed)
+    split.meta.pop(tasks.LANGUAGE, None)  # left by another run if data.directory is that run's data
+    task = tasks.check_task(config, tasks.divide(config, split))
     check_candidates(config, task)
-    split.meta[LANGUAGE] = task.spec.language
-    say_data(config.data, split, task.spec)
+    split.meta[tasks.LANGUAGE] = task.spec.language
+    tasks.say_data(config.data, split, task.spec)
     if config.sft.checkpoint is not None:
         load_start(config, task.pool)
     elif config.model.pretrained is not None:
@@ -166,7 +156,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
         model_folder(config.evaluation.embeddings)
     asks = bool(learners(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:
-        reward = build_reward(config, task.spec)
+        reward = tasks.build_reward(config, task.spec)
         if reward.needs_llm and not config.llm.given:
             raise ConfigError(
                 f"llm.model = null contradicts reward.names = {config.reward.names}: name a model, or use rewards "
@@ -191,7 +181,7 @@ def load_checked(config: Settings) -> tuple[Split, Task]:
                     databases.path(query.fields)
         except InputError as error:
             raise DataError(f"question {query.id!r}: {error}") from None
-        open_language_model(config, task, keep=False).close()
+        tasks.open_language_model(config, task, keep=False).close()
     return split, task
 
 
@@ -206,10 +196,10 @@ def _check_kept(run: Run, *, resume: bool) -> None:
     data = run.config.data
     files = {part: getattr(data, part) for part in PARTS if getattr(data, part) is not None}
     paths = files or dict.fromkeys(PARTS, data.directory or data.ids)
-    needed = [*paths.values(), *([data.corpus or CORPUS] if data.ids is not None else [])]
+    needed = [*paths.values(), *([data.corpus or tasks.CORPUS] if data.ids is not None else [])]
     if not all(path is not None and path.exists() for path in needed):
         return
-    now, then = load_split(data, run.config.seed), read_split(run.data)
+    now, then = tasks.load_split(data, run.config.seed), read_split(run.data)
     # Compare as text, since NaN isn't equal to itself.
     differ = (path for part, path in paths.items() if str(getattr(now, part)) != str(getattr(then, part)))
     if changed := dict.fromkeys(map(str, differ)):
@@ -254,7 +244,7 @@ def _changed(config: Settings) -> tuple[list[str], list[str]]:
     return changed, [change for change in changed if not change.startswith("evaluation.")]
 
 
-def sft_stage(run: Run, task: Task, processes: Processes) -> None:
+def sft_stage(run: Run, task: tasks.Task, processes: Processes) -> None:
     """Train a fresh policy, leave it untrained, or load `sft.checkpoint`; save it as the run's checkpoint."""
     config = run.config
     if config.sft.checkpoint is not None:
@@ -273,7 +263,7 @@ def sft_stage(run: Run, task: Task, processes: Processes) -> None:
 
 
 def _job(
-    run: Run, stage: str, model: TriEncoder, task: Task, processes: Processes, llm: LanguageModel | None = None
+    run: Run, stage: str, model: TriEncoder, task: tasks.Task, processes: Processes, llm: LanguageModel | None = None
 ) -> Job:
     """A training stage's job, with the state it may resume from; the log also has the language model's use."""
     state = run.state / stage
@@ -294,16 +284,16 @@ def _job(
     return Job(model, task.pool, queries, task.dev, task.spec, run.config.seed, state, log, processes)
 
 
-def grpo_stage(run: Run, task: Task, processes: Processes) -> None:
+def grpo_stage(run: Run, task: tasks.Task, processes: Processes) -> None:
     """Reinforce SFT's policy; the run's checkpoint then holds the result, `checkpoint-sft` the starting point."""
-    config, settings, reward = run.config, run.config.grpo, build_reward(run.config, task.spec)
+    config, settings, reward = run.config, run.config.grpo, tasks.build_reward(run.config, task.spec)
     if run.writes and not run.sft_checkpoint.is_dir():
         # Copy it before anything replaces it: after a crash this stage starts from SFT's policy again.
         with atomic_directory(run.sft_checkpoint) as path:
             shutil.copytree(run.checkpoint, path, dirs_exist_ok=True)
     processes.wait()
     model = load_model(config, run.sft_checkpoint, run.vectors, trust=True)
-    with open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
+    with tasks.open_language_model(config, task) if reward.needs_llm else nullcontext() as llm:
         job = _job(run, "grpo", model, task, processes, llm)
         environment = Environment(job, reward, llm, settings)
         race.run(job, environment, settings)
