@@ -46,9 +46,9 @@ def advise(report: EvaluationReport) -> str:
 
 
 def _sentences(report: EvaluationReport) -> Iterator[str]:
-    if report.oracle is not None:
-        covered = f"{_shown(report.oracle.coverage):.1f} % of what they need in {report.k} picks"
-        if _shown(report.oracle.coverage) < LOW_CEILING:
+    if ceilings := [_shown(each.coverage) for each in report.selectors.values() if each.kind == "oracle"]:
+        covered = f"{ceilings[0]:.1f} % of what they need in {report.k} picks"
+        if ceilings[0] < LOW_CEILING:
             covered = f"only {covered}: no selector can cover the rest without more examples or more picks"
         yield f"The oracle, which sees the gold programs, covers {covered}."
     if (gap := _deciding(report)) is None:
@@ -84,8 +84,7 @@ def _shown(value: float) -> float:
 
 def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | None:
     """Ours against the rival, or against the plain selector best in the metric; None if either lacks the figure."""
-    best = report.best_plain(metric)
-    name = rival or (best[0] if best else None)
+    name = rival or report.best_plain(metric)
     if name is None or name not in report.selectors:
         return None
     mine, its = (getattr(report.selectors[selector], metric) for selector in (OURS, name))

@@ -119,11 +119,6 @@ class EvaluationReport:
     format_version: int = FORMAT_VERSION  # of this file
 
     @property
-    def oracle(self) -> SelectorScores | None:
-        """The figures of the oracle, if it was run."""
-        return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
-
-    @property
     def answered(self) -> int:
         """With how many selectors' picks a language model has answered."""
         return sum(scores.exact_match is not None for scores in self.selectors.values())
@@ -133,12 +128,12 @@ class EvaluationReport:
         """The metric that decides whether answers are right: their results, given a database, else exact match."""
         return "execution" if self.answers is not None and self.answers.told else "exact_match"
 
-    def best_plain(self, metric: Metric = "coverage") -> tuple[str, float] | None:
-        """Name and figure (%) of the best plain selector, the first of equals; for coverage, not `no_examples`."""
+    def best_plain(self, metric: Metric = "coverage") -> str | None:
+        """The best plain selector, the first of equals; for coverage, not `no_examples`."""
         none = () if metric in ("exact_match", "execution") else (NO_EXAMPLES,)
         plain = {name: each for name, each in self.selectors.items() if each.kind == "plain" and name not in none}
-        found = [(name, figure) for name, each in plain.items() if (figure := getattr(each, metric)) is not None]
-        return max(found, key=lambda each: each[1], default=None)
+        figures = {name: own for name, each in plain.items() if (own := getattr(each, metric)) is not None}
+        return max(figures, key=figures.__getitem__, default=None)
 
     def to_json(self) -> str:
         """The report as JSON: rates rounded to 2 decimals, latencies to 3, costs to 6."""

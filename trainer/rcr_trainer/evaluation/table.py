@@ -51,8 +51,7 @@ def report_text(name: str, report: EvaluationReport, picks: Picks) -> str:
     lines = [f"# {name}, seed {report.seed}", "", *table(report), "", report.advice, ""]
     if gaps := _intervals(report):
         lines += ["## Our lead over each, points (95 % interval)", "", *gaps, ""]
-    best = report.best_plain(report.right) or report.best_plain()
-    rival = None if best is None else best[0]
+    rival = report.best_plain(report.right) or report.best_plain()
     beside = "without examples" if rival == NO_EXAMPLES else f"with the picks of {rival}, the best plain selector"
     lines.append(f"## Questions{f' (also {beside})' if rival else ''}")
     for question in picks:
