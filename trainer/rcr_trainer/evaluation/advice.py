@@ -82,7 +82,7 @@ def _shown(value: float) -> float:
     return round(round(value, 2), 1) + 0.0
 
 
-def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | None:
+def gap_to(rival: str | None, report: EvaluationReport, metric: Metric) -> Gap | None:
     """Ours against the rival, or against the plain selector best in the metric; None if either lacks the figure."""
     name = rival or report.best_plain(metric)
     if name is None or name not in report.selectors:
@@ -97,14 +97,14 @@ def _gap(report: EvaluationReport, metric: Metric, rival: str | None) -> Gap | N
 
 def _deciding(report: EvaluationReport, rival: str | None = None) -> Gap | None:
     """The gap in right answers if a language model's are informative, else in full coverage."""
-    right = _gap(report, report.right, rival)
+    right = gap_to(rival, report, report.right)
     if right is not None and right.interval is not None and right.ours + right.other > 0:
         return right
-    return _gap(report, "full_coverage", rival)
+    return gap_to(rival, report, "full_coverage")
 
 
 def _on_answers(report: EvaluationReport) -> Iterator[str]:
-    answers, gap = report.answers, _gap(report, report.right, None)
+    answers, gap = report.answers, gap_to(None, report, report.right)
     if answers is None or gap is None:
         return
     who, rows = answers.model, gap.metric == "execution"

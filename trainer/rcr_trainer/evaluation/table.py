@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from langchain_rcr.errors import printable
 from langchain_rcr.programs.tree import is_label
 from rcr_trainer.baselines import NO_EXAMPLES
+from rcr_trainer.evaluation.advice import gap_to
 from rcr_trainer.evaluation.report import (
     FIGURES,
     OURS,
@@ -18,7 +19,6 @@ from rcr_trainer.evaluation.report import (
     Picked,
     Picks,
     Question,
-    SelectorScores,
 )
 
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
@@ -101,18 +101,16 @@ def notes(report: EvaluationReport) -> list[str]:
 
 def _intervals(report: EvaluationReport) -> list[str]:
     """A table of our lead over each other selector; empty if there are too few programs for intervals."""
-    ours = report.selectors.get(OURS)
-    others = {name: scores for name, scores in report.selectors.items() if name != OURS}
-    metrics = [metric for metric in _COMPARED if any(metric in scores.intervals for scores in others.values())]
-    if ours is None or not metrics:
-        return []
+    others = {name: scores.intervals for name, scores in report.selectors.items() if name != OURS}
+    metrics = [metric for metric in _COMPARED if any(metric in intervals for intervals in others.values())]
 
-    def gap(scores: SelectorScores, metric: Metric) -> str:
-        points = round((getattr(ours, metric) or 0) - (getattr(scores, metric) or 0), 2)
-        return gap_text(points, scores.intervals[metric]) if metric in scores.intervals else "–"
+    def lead(name: str, metric: Metric) -> str:
+        gap = gap_to(name, report, metric)
+        return gap_text(gap.points, gap.interval) if gap and gap.interval else "–"
 
-    rows = [[name, *(gap(scores, metric) for metric in metrics)] for name, scores in others.items()]
-    return markdown_rows(["lead over", *(FIGURES[metric][0].removesuffix(" %") for metric in metrics)], rows)
+    head = ["lead over", *(FIGURES[metric][0].removesuffix(" %") for metric in metrics)]
+    rows = [[name, *(lead(name, metric) for metric in metrics)] for name in others]
+    return markdown_rows(head, rows) if metrics else []
 
 
 def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
