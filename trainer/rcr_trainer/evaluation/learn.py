@@ -152,14 +152,12 @@ class Policy:
         for step, (name, value) in product(_STEPS, model.family.numbers(model.encoders, self._settings).items()):
             found += [{name: value * step}, {name: value / step}]
         found += [change for change in model.family.changes_to(model.encoders, self._settings) if "order" not in change]
-        return [*filter(self._is_valid, found)]
-
-    def _is_valid(self, variant: Variant) -> bool:
-        now = self._settings.model_dump()
-        with suppress(InputError):
-            self.model.family.settings(**{**now, **{name: value for name, value in variant.items() if name in now}})
-            return True
-        return False
+        now, valid = self._settings.model_dump(), list[Variant]()
+        for change in found:
+            with suppress(InputError):
+                model.family.settings(**{**now, **{name: value for name, value in change.items() if name in now}})
+                valid.append(change)
+        return valid
 
     def under(self, variant: Variant) -> tuple[NDArray[np.float32], State[Any], PoolVectors]:
         """E_x of `texts`, a fresh state and the pool's vectors under a variant; don't change them."""
