@@ -6,7 +6,7 @@ Run folders hold HIDDEN in place of a secret; to continue the run, the user give
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 from urllib.parse import unquote
 
@@ -38,8 +38,12 @@ _known: set[str] = set()
 
 
 def remember(value: Any) -> None:
-    """Hide the secrets in a setting's value in all later messages."""
-    _known.update(secrets_in(value))
+    """Hide a setting's secrets in all later messages, except the shortest, which would match in any text."""
+    found: list[str] = []
+    without_secrets(value, found=found)
+    for secret in found:
+        for part in (secret, *secret.split(":", 1)[1:]):
+            _known.update(text for text in (part, unquote(part)) if len(text) > 3 and text != HIDDEN)
 
 
 def remember_key(key: str) -> None:
@@ -58,15 +62,6 @@ def redact(text: str) -> str:
 def shown(text: str) -> str:
     """A text as a terminal may show it: without secrets or control characters."""
     return printable(redact(text))
-
-
-def secrets_in(value: Any) -> Iterator[str]:
-    """The secrets that `without_secrets` hides, except the shortest, which would match in any text."""
-    found: list[str] = []
-    without_secrets(value, found=found)
-    for secret in found:
-        for part in (secret, *secret.split(":", 1)[1:]):
-            yield from (text for text in {part, unquote(part)} if len(text) > 3 and text != HIDDEN)
 
 
 def without_secrets(value: Any, name: str = "", *, found: list[str] | None = None) -> Any:
