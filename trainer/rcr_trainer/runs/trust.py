@@ -22,11 +22,9 @@ def check_foreign(run: Run) -> None:
     """Raise a `ConfigError` if a comparison would use something named by the folder that the caller didn't allow."""
     found = [f"{what} ({path})" for path, what in _named(run.config) if path in run.foreign]
     if found:
-        msg = (
-            f"{run.path / 'config.yaml'} would {', '.join(found)}: --trust allows that in a run of your own or of "
-            "someone you trust; a flag gives another value"
-        )
-        raise ConfigError(redact(msg))
+        would = redact(f"{run.path / 'config.yaml'} would {', '.join(found)}")
+        allowing = "--trust allows that in a run of your own or of someone you trust; a flag gives another value"
+        raise ConfigError(f"{would}: {allowing}")
 
 
 def _named(config: Settings) -> Iterator[tuple[str, str]]:
