@@ -19,6 +19,7 @@ from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.data.arrays import distinct
 from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.data.examples import Example
+from rcr_trainer.errors import DataError
 
 _MOST = 0.5
 """The largest share of the pool, or of a query's group, that a fold may bar; a very common program would bar more."""
@@ -69,6 +70,21 @@ class Barred(Sequence[IntArray]):
             if len(mates) <= _MOST * np.count_nonzero(same[3]):
                 barred[mates] = True
         return np.flatnonzero(barred)
+
+
+def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int, *, own_program: bool) -> int:
+    """The fewest candidates that the pool leaves a training query; refuses fewer than k.
+
+    `own_program`: whether candidates with a query's own program may be forbidden, too.
+    """
+    left = size - max((len(row) for row in forbidden), default=0)
+    if left < k:
+        allowing = f", or set {stage}.exclude_own_program: false" if own_program else ""
+        raise DataError(
+            f"the pool of {size} examples leaves a training query only {left} to pick from, fewer than "
+            f"k = {k}: give more examples, or lower {stage}.k{allowing}"
+        )
+    return left
 
 
 class HeldOut:

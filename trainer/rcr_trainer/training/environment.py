@@ -18,14 +18,14 @@ from langchain_rcr.policy.prompt import Request, arranged
 from langchain_rcr.policy.selection import greedy
 from rcr_trainer.data.arrays import row_blocks
 from rcr_trainer.data.examples import Example
-from rcr_trainer.data.held_out import HeldOut, share_held_out, taken_from
+from rcr_trainer.data.held_out import HeldOut, check_pool_size, share_held_out, taken_from
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
 from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
-from rcr_trainer.training.supervision import Supervision, check_pool_size
+from rcr_trainer.training.supervision import Supervision
 
 logger = logging.getLogger(__name__)
 

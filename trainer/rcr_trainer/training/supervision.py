@@ -18,7 +18,6 @@ from rcr_trainer.data.arrays import row_blocks, top_k
 from rcr_trainer.data.coverage import greedy_coverage, recall, structure_matrices
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.okapi import BM25Scorer
-from rcr_trainer.errors import DataError
 
 
 class Supervision:
@@ -76,21 +75,6 @@ class Supervision:
         if not len(rows):
             return float("nan")
         return float(100 * recall(self.needs[rows], self.pool, positions[rows]).mean())
-
-
-def check_pool_size(stage: str, forbidden: Sequence[IntArray], size: int, k: int, *, own_program: bool) -> int:
-    """The fewest candidates that the pool leaves a training query; refuses fewer than k.
-
-    `own_program`: whether candidates with a query's own program may be forbidden, too.
-    """
-    left = size - max((len(row) for row in forbidden), default=0)
-    if left < k:
-        allowing = f", or set {stage}.exclude_own_program: false" if own_program else ""
-        raise DataError(
-            f"the pool of {size} examples leaves a training query only {left} to pick from, fewer than "
-            f"k = {k}: give more examples, or lower {stage}.k{allowing}"
-        )
-    return left
 
 
 Negatives: TypeAlias = Callable[[IntArray, IntArray, np.random.Generator], IntArray]
