@@ -9,17 +9,7 @@ from langchain_rcr.errors import printable
 from langchain_rcr.programs.tree import is_label
 from rcr_trainer.baselines import NO_EXAMPLES
 from rcr_trainer.evaluation.advice import gap_to
-from rcr_trainer.evaluation.report import (
-    FIGURES,
-    OURS,
-    WITHOUT_RL,
-    EvaluationReport,
-    Interval,
-    Metric,
-    Picked,
-    Picks,
-    Question,
-)
+from rcr_trainer.evaluation.report import FIGURES, OURS, WITHOUT_RL, EvaluationReport, Interval, Metric, Picks, Question
 
 _NOTES = {OURS: "ours", WITHOUT_RL: "SFT"}
 _COLUMNS = ("exact_match", "execution", "coverage", "full_coverage", "prompt_length", "latency_ms")
@@ -119,14 +109,15 @@ def _question(question: Question, selectors: Sequence[str]) -> Iterator[str]:
     yield f"gold: {_code(question.gold)}"
     for name in selectors:
         yield ""
-        yield f"{name}: {_outcome(question, question.selectors[name])}"
+        yield f"{name}: {_outcome(question, name)}"
         yield ""
         for pick in question.selectors[name].picks:
             yield f"1. {_code(pick.source)} → {_code(pick.target)}"
 
 
-def _outcome(question: Question, own: Picked) -> str:
+def _outcome(question: Question, selector: str) -> str:
     """The answer, if one was asked for, and what the picks lack: how many structures, and which labels."""
+    own = question.selectors[selector]
     missing = [name for name, step in zip(question.structures, own.covered, strict=True) if not step]
     lacks = f"its picks lack {len(missing)} of {len(question.structures)} structures"
     if labels := [_code(name) for name in missing if is_label(name)]:
