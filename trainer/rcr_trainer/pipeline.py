@@ -278,8 +278,7 @@ def _job(
         if "epoch" in figures:
             of = {name: f" (n = {judging})" for name in figures if name.startswith("dev_")}
             known = {name: value for name, value in figures.items() if math.isfinite(value)}
-            said = [f"{name} {value:.4g}{of.get(name, '')}" for name, value in known.items()]
-            logger.info("%s", ", ".join(said))
+            logger.info("%s", ", ".join(f"{name} {value:.4g}{of.get(name, '')}" for name, value in known.items()))
 
     return Job(model, task.pool, queries, task.dev, task.spec, run.config.seed, state, log, processes)
 

@@ -100,8 +100,7 @@ def _settings_of(given: argparse.Namespace) -> dict[str, Any]:
 
 def text2sql(given: argparse.Namespace) -> None:
     """Turn a file of the text2sql-data collection into a split folder."""
-    split = text2sql_split(given.file, given.split, given.fold)
-    _write(given.out, split, "--program.language=sql")
+    _write(given.out, text2sql_split(given.file, given.split, given.fold), "--program.language=sql")
 
 
 def spider(given: argparse.Namespace) -> None:

@@ -25,8 +25,7 @@ class PoolStructures:
 
     def __init__(self, spec: ProgramSpec, programs: Sequence[str]) -> None:
         self._structures = cache(lambda program: tuple(spec.structures(program)))  # sets would take six times as much
-        known = map(self._structures, dict.fromkeys(programs))
-        self.names = sorted(frozenset[str]().union(*known))
+        self.names = sorted(frozenset[str]().union(*map(self._structures, dict.fromkeys(programs))))
         self._columns = {name: i for i, name in enumerate(self.names)}
         self.matrix = self.rows(programs)
 

@@ -45,8 +45,7 @@ def plan(config: Settings, task: Task) -> list[str]:
     total = reduce(add, stages.values())
     if len(stages) > 1:
         lines += [f"  {name}: {cost}, {time(cost)}" for name, cost in stages.items()]
-    assumed = f"{time(total)} (at {SECONDS} s an answer, {together} at a time)"
-    lines.append(f"language model: {total}, {assumed}")
+    lines.append(f"language model: {total}, {time(total)} (at {SECONDS} s an answer, {together} at a time)")
     use = total.use
     if (path := answers_file(config)).exists():
         with closing(AnswerCache(path)) as kept:

@@ -106,13 +106,11 @@ def learn(log: Path, served: Path, out: Path, *, questions: Mapping[str, str], s
     retriever = SequentialCompositionalRetriever.from_pretrained(served, **how)
     known = {digest(str(item.source)): item.source for item in _pool(retriever).items()}
     policy = Policy(retriever, seed)
-    logged = read(OutcomeLog(log), policy, {**known, **questions})
-    change = choose(policy, logged)
+    change = choose(policy, read(OutcomeLog(log), policy, {**known, **questions}))
     if not change.low > 0:  # it may be NaN
         raise DataError(f"{log}: no change is sure to earn more, so nothing is written; the best: {told(change)}")
     policy.model.vary(change.variant)
-    store = ExampleStore(policy.model, _pool(retriever))
-    retriever.model_copy(update={"store": store}).save(out)
+    retriever.model_copy(update={"store": ExampleStore(policy.model, _pool(retriever))}).save(out)
     return change
 
 

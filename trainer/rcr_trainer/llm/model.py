@@ -92,8 +92,7 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         answers: list[Answer] = []
         # Ask some first, so that a useless model costs no more than these.
         while self._looked_at < _FIRST < len(prompts) - len(answers):
-            some = prompts[len(answers) : len(answers) + _FIRST]
-            answers += self._generate(some)
+            answers += self._generate(prompts[len(answers) : len(answers) + _FIRST])
         return answers + self._generate(prompts[len(answers) :])
 
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:

@@ -156,8 +156,7 @@ def fresh_yaml(name: str = "rcr", values: Mapping[str, Any] | None = None) -> st
 
 def to_yaml(config: Settings) -> str:
     """The settings as YAML that `load_config` reads back, without secrets."""
-    text: str = yaml.safe_dump(_nested(_shown(config)), sort_keys=False, allow_unicode=True)
-    return text
+    return str(yaml.safe_dump(_nested(_shown(config)), sort_keys=False, allow_unicode=True))
 
 
 def differences(one: Settings, other: Settings, *, ignore: Collection[str] = ()) -> list[str]:

@@ -45,8 +45,7 @@ def load_model(
     config: Settings, checkpoint: Path, known: Known | None = None, *, trust: bool | Collection[str] = False
 ) -> TriEncoder:
     """A policy from a checkpoint, on the run's device; for `trust` see `TriEncoder.from_pretrained`."""
-    embeddings = embeddings_of(config)
-    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings, trust=trust, runtime="torch")
+    model = TriEncoder.from_pretrained(checkpoint, embeddings=embeddings_of(config), trust=trust, runtime="torch")
     if model.backbone is not None and known is not None:
         model.backbone = RememberingBackbone(model.backbone, known)
     return _placed(model, config)

@@ -203,8 +203,7 @@ def say_data(data: DataSettings, split: Split, spec: ProgramSpec) -> None:
     """Log what the data hold (one line for the user's own files), and what test and training data share."""
     files = [path for path in (data.train, data.dev, data.test) if path is not None]
     if files:
-        keys = Keys(data.source_key, data.target_key, data.id_key)
-        checks = check_files(files, keys, spec)
+        checks = check_files(files, Keys(data.source_key, data.target_key, data.id_key), spec)
         level = logging.WARNING if any(finding.fix for check in checks for finding in check.findings) else logging.INFO
         logger.log(level, "%s", in_one_line(checks))
         return
