@@ -77,10 +77,7 @@ def train(job: Job, environment: Environment, config: GRPOSettings) -> Result:
 
 
 def calls_at_most(config: GRPOSettings, queries: int, dev: int, *, races: bool = False) -> dict[str, int]:
-    """Upper bound on the prompts of each part of GRPO in one process; only the race counts identical prompts once.
-
-    If the family has no changes to race, the search asks nothing.
-    """
+    """Upper bound on the prompts of each part of GRPO in one process; only the race counts identical prompts once."""
     handed, rounds = config.epochs * queries, math.ceil(config.epochs / config.evaluate_every)
     if config.max_steps is not None:
         handed, rounds = min(handed, config.max_steps * config.batch_size), min(rounds, config.max_steps)

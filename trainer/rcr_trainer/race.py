@@ -197,10 +197,7 @@ def race(
     before, end = np.full(questions, np.nan), spent() + answers
 
     def halved(variants: list[Variant], answers: int, last: int) -> list[tuple[Variant, FloatArray]]:
-        """The `last` best variants, in their original order, with what each gains on every question asked.
-
-        Fills `before` with what the unchanged policy earns on these.
-        """
+        """The `last` best, in their order, with what each gains on all questions asked; fills `before` for these."""
         if not variants:  # what the unchanged policy earns decides nothing
             return []
         rounds, begun, stop = max(1, math.ceil(math.log2(len(variants) / last))), spent(), 0

@@ -173,10 +173,7 @@ class Baseline(BaseExampleSelector, ABC):
 
     @abstractmethod
     def _pick(self, queries: Sequence[Any], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        """Positions (b, k) int64. Each of `excluded` is in ascending order.
-
-        Queries are texts; for an oracle, pairs of text and gold program.
-        """
+        """Positions (b, k) int64 for texts, or for an oracle's pairs of text and program; each `excluded` ascends."""
 
     @classmethod
     def texts(cls, options: LearnedSettings, queries: int, k: int) -> int:

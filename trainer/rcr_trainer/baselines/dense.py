@@ -15,10 +15,7 @@ _NO_VOLUME = 1e-5  # below this, what is left of a candidate's volume of 1 is ro
 
 
 class DenseSelector(Baseline):
-    """Picks the k examples whose questions' embeddings have the highest cosine with the query's.
-
-    Others that compare one embedding per question derive from it and rank differently.
-    """
+    """Picks the k examples whose questions' embeddings have the highest cosine with the query's."""
 
     needs: ClassVar[tuple[str, ...]] = ("embed",)
 

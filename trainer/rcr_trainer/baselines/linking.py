@@ -137,10 +137,7 @@ def _names(tree: Tree, shape: Tree) -> list[str]:
 def linker(
     examples: Sequence[Mapping[str, Any]], schemas: Mapping[str, str], spec: ProgramSpec
 ) -> Callable[[str], frozenset[str]]:
-    """A function from a question to the words of its database's names.
-
-    They come from its schema, if known, else from all names in the pool's programs.
-    """
+    """Maps a question to the words of the names in its schema or, if that isn't known, in all the pool's programs."""
     known = {str(each["source"]): str(each["schema"]) for each in examples if each.get("schema")} | dict(schemas)
     own = cache(schema_words)
     pool = frozenset(word for each in examples for word in program_words(str(each["target"]), spec.language))

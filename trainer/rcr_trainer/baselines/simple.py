@@ -14,10 +14,7 @@ from rcr_trainer.data.okapi import BM25Scorer
 
 
 class RandomSelector(Baseline):
-    """Draws k examples without replacement; the draw depends only on the seed and the query's text.
-
-    So a query gets the same examples alone and in any batch.
-    """
+    """Draws k examples without replacement; the draw depends only on the seed and the query's text."""
 
     needs: ClassVar[tuple[str, ...]] = ("seed",)
 

@@ -52,10 +52,7 @@ class Parser(argparse.ArgumentParser):
 def command(
     commands: Any, name: str, function: Callable[[argparse.Namespace], int | None] | str, text: str, example: str
 ) -> argparse.ArgumentParser:
-    """Add a subcommand to the result of `add_subparsers`.
-
-    `function` takes the parsed arguments and returns the exit code; or it is given as MODULE:NAME.
-    """
+    """Add a subcommand to the result of `add_subparsers`; `function` (or MODULE:NAME) returns the exit code."""
     about, example = f"{text[0].upper()}{text[1:]}.", f"example: {PROG} {example}"
     parser: argparse.ArgumentParser = commands.add_parser(
         name, help=text, description=about, epilog=example, allow_abbrev=False
@@ -67,10 +64,7 @@ def command(
 def add_settings(
     parser: argparse.ArgumentParser, wanted: Callable[[str], bool], shown: Collection[str] | None = None
 ) -> None:
-    """Add a flag for each setting, grouped by section, with the field's description as help.
-
-    Help shows those in `shown`; None: all.
-    """
+    """Add a flag for each setting, by section, with its description as help if it is in `shown` (None: all)."""
     from rcr_trainer.runs.layers import plain, section_title, settings
 
     chosen = {path: setting for path, setting in settings().items() if wanted(path)}

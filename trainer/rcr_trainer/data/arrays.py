@@ -26,10 +26,7 @@ def distinct(values: Sequence[ValueT]) -> tuple[list[ValueT], np.ndarray]:
 
 
 def top_k(scores: np.ndarray, k: int, excluded: Sequence[np.ndarray] = ()) -> np.ndarray:
-    """The k best positions of each row, (B, k), best first, ties to the lowest.
-
-    Excluded positions come last: their scores (B, N) are overwritten with −inf.
-    """
+    """The k best positions of each row, (B, k), best first, ties to the lowest; excluded scores (B, N) become −inf."""
     for line, barred in zip(scores, excluded, strict=False):
         line[barred] = -np.inf
     threshold = np.partition(scores, scores.shape[1] - k, axis=1)[:, -k]

@@ -173,8 +173,5 @@ def _items(examples: Sequence[Example]) -> list[Item]:
 
 
 def taken_from(queries: Sequence[Example], pool: Sequence[Example]) -> bool:
-    """Whether queries are in the pool (by id): if so, the fit has seen their programs, as for training questions.
-
-    True if there are no queries.
-    """
+    """Whether all queries, if any, are in the pool (by id), so that the fit has seen their programs."""
     return {query.id for query in queries} <= {example.id for example in pool}

@@ -219,10 +219,7 @@ class Estimates:
         return gains(weight, self._logged.outcomes, expected, expected_new), float(weight.mean())
 
     def low(self, variant: Variant) -> float | None:
-        """A variant's mean gain minus two standard errors, computed from totals by question.
-
-        None if not enough of its picks could be drawn.
-        """
+        """A variant's mean gain minus two standard errors, by question; None if too few picks could be drawn."""
         some = self._logged.only(slice(_GLANCE))
         if weights(self._policy.follow(variant, some), some.log_probs).mean() < _HOPELESS:
             return None

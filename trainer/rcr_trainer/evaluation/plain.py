@@ -124,10 +124,7 @@ def learners(config: Settings) -> list[str]:
 
 
 def try_scoring(config: Settings, task: Task) -> None:
-    """If selectors learn from a server's scores, have it score one text before training pays for answers.
-
-    Logs which selectors will be left out if it can't.
-    """
+    """Before training pays for answers, have a server that selectors learn from score a text; log who is left out."""
     names = learners(config)
     if not names or config.llm.kind == "local":
         return
@@ -156,10 +153,7 @@ def count_selectors(config: Settings, task: Task) -> int:
 
 
 def resources_of(run: Run, task: Task, model: TriEncoder, llm: LanguageModel | None) -> Resources:
-    """What the baselines of a run's comparison may need.
-
-    Those that use the policy's frozen model share its encoder.
-    """
+    """What the baselines of a comparison may need; those that use the policy's frozen model share its encoder."""
     config = run.config
     queries = [*task.dev, *task.test]
     embed, embed_tokens = _embedders(run, model, task)

@@ -33,10 +33,7 @@ Kind: TypeAlias = Literal["trained", "plain", "oracle"]
 
 @dataclass(slots=True)
 class SelectorScores:
-    """One selector's figures, for the report's k.
-
-    Fields from `exact_match` on are None where no language model was asked.
-    """
+    """One selector's figures, for the report's k; None from `exact_match` on where no language model was asked."""
 
     kind: Kind  # what it needs to pick
     coverage: float  # share of the gold program's structures that the picks cover together, mean over queries, %

@@ -37,10 +37,7 @@ _JITTER = 1e-4
 
 
 class CEILSelector(EPRSelector, DPPSelector):
-    """Each step picks the example with the largest log(new volume) + relevance / λ, by trained encoders.
-
-    `lam` is λ both in training and in picking.
-    """
+    """Each step picks the largest log(new volume) + relevance / λ by trained encoders; `lam` is λ in training, too."""
 
     trade_off: ClassVar[TradeOff | None] = None
 

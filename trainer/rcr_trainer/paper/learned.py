@@ -158,10 +158,7 @@ class LearnedSelector(Baseline):
         loss: Callable[[MaterialT], Tensor],
         collect: Callable[[np.random.Generator], Iterable[MaterialT]] | None = None,
     ) -> None:
-        """Train these modules with the common loop.
-
-        `collect` gives an epoch's batches; None: the training questions in random order.
-        """
+        """Train modules with the common loop on what `collect` gives an epoch; None: all questions, shuffled."""
         options, seed = self.options, self.resources.seed
         parameters = (each for module in modules for each in module.parameters() if each.requires_grad)
         trained = {str(number): each for number, each in enumerate(parameters)}

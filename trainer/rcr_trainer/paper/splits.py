@@ -22,10 +22,7 @@ FOLDED = ("academic", "imdb", "yelp")  # the text2sql-data files with folds: a r
 
 
 def named_splits(text: str) -> list[str]:
-    """The splits in a comma-separated list, where `geoquery`, `csl` and `covr` stand for all of theirs.
-
-    `template_1` is short for `csl_template_1`.
-    """
+    """The splits in a list with commas; `geoquery`, `csl`, `covr` stand for all of theirs, `template_1` for csl's."""
     groups = {"geoquery": GEOQUERY, "csl": GEOQUERY[1:], "covr": COVR}
     groups |= {name.removeprefix("csl_"): (name,) for name in GEOQUERY}
     words = [word for word in text.replace(" ", "").split(",") if word]

@@ -335,10 +335,7 @@ def _row(variant: Variant, selector: str) -> Row | None:
 
 
 def budget(cells: Sequence[Cell]) -> Estimate | None:
-    """The most that these runs' language model costs; None if none is asked.
-
-    The real cost will be lower: kept answers cost nothing, and prompts shared by several runs cost once.
-    """
+    """The most that these runs' language model costs (kept and shared answers cost nothing); None: none is asked."""
     asking = (cell.config for cell in cells if cell.variant and cell.config.llm.given)
     costs: list[Estimate] = []
     with ExitStack() as open_models:

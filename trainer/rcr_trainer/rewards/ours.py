@@ -229,10 +229,7 @@ def mixture(parts: Mapping[Reward, float]) -> Reward:
 
 
 def load(path: str, what: str, make: Callable[[Any], T]) -> T:
-    """What `make` makes of the callable at `module:name`, also from the working directory.
-
-    A `ConfigError` refers to it as `what`.
-    """
+    """What `make` makes of `module:name`, also from the working directory; a `ConfigError` refers to it as `what`."""
     here = str(Path.cwd())
     sys.path.insert(0, here)
     try:
