@@ -88,10 +88,7 @@ def run(config: Settings, *, until: str = "evaluation", resume: bool = False, ov
 
 
 def preview(config: Settings, until: str, *, resume: bool, overwrite: bool) -> tuple[tasks.Task, list[str]]:
-    """What `run` would work on, and a line on what it would resume from or clear, or why it would refuse.
-
-    The line is missing for a fresh run. Nothing is written.
-    """
+    """What `run` would work on, and a line on what it would resume, clear or refuse (none if fresh); writes nothing."""
     wanted = _wanted(config, until)
     try:
         check_free(config.folder)
@@ -186,10 +183,7 @@ def load_checked(config: Settings) -> tuple[Split, tasks.Task]:
 
 
 def _check_kept(run: Run, *, resume: bool) -> None:
-    """Refuse a run whose own files are damaged or, unless it is resumed, one whose data files have changed since.
-
-    Data files that are missing count as unchanged.
-    """
+    """Refuse a run whose files are damaged or, unless resumed, whose data files (missing ones aside) changed."""
     check_files(run)
     if resume or not run.done("data"):
         return

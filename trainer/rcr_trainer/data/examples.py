@@ -77,10 +77,7 @@ def write_examples(path: str | Path, examples: Iterable[Example]) -> None:
 
 
 def write_split(directory: str | Path, split: Split) -> None:
-    """Write a split's folder, atomically: train.jsonl, test.jsonl, dev.jsonl unless empty, split.json, digests.
-
-    A `DataError` if it holds other files.
-    """
+    """Write a split's folder, atomically, without an empty dev.jsonl; a `DataError` if it holds other files."""
     directory = Path(directory)
     if directory.is_symlink() or (directory.exists() and not directory.is_dir()):
         raise DataError(f"can't write a split to {directory}: it isn't a plain folder")

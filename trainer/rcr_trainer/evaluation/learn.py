@@ -64,16 +64,12 @@ _AGREES = 0.05
 
 
 class Change(NamedTuple):
-    """What was learnt.
-
-    Outcome and gain are means over the questions that didn't choose the variant; low and high are the ends of the
-    gain's 95 % interval, low 0 or less if chance alone reaches the gain.
-    """
+    """What was learnt: means over the questions that didn't choose the variant, and the gain's 95 % interval."""
 
     variant: Variant
     before: float
     gain: float
-    low: float
+    low: float  # 0 or less if chance alone reaches the gain
     high: float
     questions: int
 

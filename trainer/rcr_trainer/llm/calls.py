@@ -62,10 +62,7 @@ class Calls:
         await self._client.close()
 
     async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
-        """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped.
-
-        `advance` is called with the number of new answers as they come.
-        """
+        """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped."""
         found, parts = dict[bytes, Answer](), self._parts(requests)
         self._asking = asyncio.current_task()
 

@@ -98,10 +98,8 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
     def log_likelihoods(self, prompts: Sequence[str], continuations: Sequence[str]) -> list[float]:
         """See `Scorer.log_likelihoods`; scores are kept, counted and paid for as answers are. Raises as `generate`.
 
-        A text that is too long for the model has −∞.
-
         The first text for a server goes alone: if the server can't score, that costs only a call for each of `WAYS`.
-        Then, or if a response has no usable probabilities, an `UnscoredError` is raised.
+        Then, or if a response has no usable probabilities, an `UnscoredError` is raised. Too long a text has −∞.
         """
         requests = [Scored(*pair) for pair in zip(prompts, continuations, strict=True)]
         if self._scores is not True:
