@@ -53,7 +53,7 @@ def test_equals_the_slow_loop(seed, soft, monkeypatch):
 def test_by_hand():
     pool = sparse.csr_array(np.array([[1, 0, 0, 0], [1, 1, 0, 0], [0, 1, 1, 0], [0, 0, 1, 0]]))
     needs = sparse.csr_array(np.array([[1, 1, 1, 1], [0, 0, 0, 1]]))
-    positions, gains = greedy_coverage(needs, pool, 4)
+    positions, gains = greedy_coverage(needs, pool, 4, [[]] * 2)
     # Query 0: 1 and 2 tie at 2; then 2 and 3 tie at 1; then nothing gains, 0 and 3 overlap equally.
     assert positions.tolist() == [[1, 2, 0, 3], [0, 1, 2, 3]]
     assert gains.tolist() == [[2, 1, 0, 0], [0, 0, 0, 0]]
@@ -63,7 +63,7 @@ def test_a_zero_gain_is_exactly_zero_with_soft_needs():
     rng = np.random.default_rng(0)
     needs = sparse.csr_array(rng.random((20, 50)).astype(np.float32))
     pool = sparse.csr_array((rng.random((30, 50)) < 0.3).astype(np.float32))
-    _, gains = greedy_coverage(needs, pool, 30)
+    _, gains = greedy_coverage(needs, pool, 30, [[]] * 20)
     reachable = needs.toarray()[:, pool.sum(axis=0) > 0].sum(axis=1)
     np.testing.assert_allclose(gains.sum(axis=1), reachable, rtol=1e-5)
     assert ((gains == 0) | (gains > 1e-4)).all()

@@ -46,7 +46,7 @@ def structure_matrices(spec: ProgramSpec, *program_lists: Sequence[str]) -> list
 
 
 def greedy_coverage(
-    needs: sparse.csr_array, pool: sparse.csr_array, k: int, exclude: Sequence[Collection[int]] | None = None
+    needs: sparse.csr_array, pool: sparse.csr_array, k: int, exclude: Sequence[Collection[int]]
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pick k candidates per query, each the one that covers most of what the earlier ones left (Algorithm 1).
 
@@ -62,9 +62,7 @@ def greedy_coverage(
     Returns:
         Positions (B, k) int64 in pick order, and gains (B, k): the worth of what each pick newly covers.
     """
-    exclude = [()] * needs.shape[0] if exclude is None else exclude
-    pool = sparse.csr_array(pool)
-    needs = sparse.csr_array(needs).astype(np.result_type(needs.dtype, np.float32))
+    needs = needs.astype(np.result_type(needs.dtype, np.float32))
     by_structure = sparse.csr_array(pool.T).astype(needs.dtype)
     all_positions = np.empty((needs.shape[0], k), dtype=np.int64)
     all_gains = np.empty((needs.shape[0], k), dtype=needs.dtype)
