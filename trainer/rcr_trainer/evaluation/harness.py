@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.progress import bar, track
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.ranking import checked_exclude
@@ -24,17 +23,7 @@ from rcr_trainer.data.check import shared
 from rcr_trainer.data.examples import Example
 from rcr_trainer.evaluation.advice import advise
 from rcr_trainer.evaluation.metrics import paired_intervals
-from rcr_trainer.evaluation.report import (
-    OURS,
-    AnswersAsked,
-    EvaluationReport,
-    Kind,
-    Metric,
-    Picked,
-    Picks,
-    Question,
-    SelectorScores,
-)
+from rcr_trainer.evaluation.report import OURS, AnswersAsked, EvaluationReport, Kind, Metric, Picked, Picks, Question
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.llm.faults import BudgetExceeded, TooLongError
 from rcr_trainer.llm.model import LanguageModel
@@ -106,16 +95,7 @@ def evaluate(
             for name, selector in selectors.items():
                 _put_picks(name, selector, picks[block], pool, k, excluded, spec)
                 shown.update()
-    report = EvaluationReport(
-        k=k,
-        n=len(picks),
-        programs=len({each.program for each in picks}),
-        selectors={name: _unrated([each.selectors[name] for each in picks]) for name in selectors},
-        pool_size=len(pool),
-        skipped_queries=len(queries) - len(picks),
-        versions=library_versions(),
-        **about,
-    )
+    report = EvaluationReport.of(picks, k=k, pool_size=len(pool), skipped_queries=len(queries) - len(picks), **about)
     _put_times(report, selectors, picks, barred)
     _put_rates(report, picks, "coverage", "full_coverage")
     report.repeated = len(shared(asked, pool)[0]) if report.part == "test" else 0
@@ -159,12 +139,6 @@ def _put_picks(
         for step, example in enumerate(shown, 1):
             first |= dict.fromkeys(spec.structures(example.target) - first.keys(), step)
         question.selectors[name] = Picked(kind, shown, [first.get(each, 0) for each in question.structures])
-
-
-def _unrated(own: Sequence[Picked]) -> SelectorScores:
-    """A selector's scores, still without rates and times."""
-    lengths = [sum(len(each.source) + len(each.target) for each in picked.picks) for picked in own]
-    return SelectorScores(own[0].kind, 0.0, 0.0, float(np.mean(lengths)), 0.0, 0.0)
 
 
 def _put_rates(report: EvaluationReport, asked: Picks, *metrics: Metric) -> None:

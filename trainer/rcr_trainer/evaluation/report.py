@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from io import StringIO
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Literal, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
+from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import write_text
 from rcr_trainer.baselines import NO_EXAMPLES
 from rcr_trainer.data.examples import Example, read_text
@@ -114,6 +116,17 @@ class EvaluationReport:
     advice: str = ""  # the conclusion, in a paragraph
     versions: dict[str, str] = field(default_factory=dict)  # of the libraries
     format_version: int = FORMAT_VERSION  # of this file
+
+    @classmethod
+    def of(cls, picks: Picks, **about: Any) -> EvaluationReport:
+        """The report on these picks, still without rates and times; `about` are the fields that they don't tell."""
+        selectors = {}
+        for name in picks[0].selectors:
+            own = [each.selectors[name] for each in picks]
+            length = fmean(sum(len(each.source) + len(each.target) for each in picked.picks) for picked in own)
+            selectors[name] = SelectorScores(own[0].kind, 0.0, 0.0, length, 0.0, 0.0)
+        programs = len({each.program for each in picks})
+        return cls(n=len(picks), programs=programs, selectors=selectors, versions=library_versions(), **about)
 
     @property
     def answered(self) -> int:
