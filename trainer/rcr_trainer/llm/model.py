@@ -216,18 +216,11 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         return [found[key] for key in keys]
 
 
-def open_llm(
-    settings: LLMSettings,
-    cache_path: str | os.PathLike[str] | None,
-    *,
-    language: str = "functional",
-    prompt: Prompt = APPENDIX_D,
-    account: str = "",
-) -> LanguageModel:
+def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, **options: Any) -> LanguageModel:
     """Open the model that the settings name. Nothing is sent yet.
 
-    The other arguments are those of `LanguageModel`. A `ConfigError` says what is missing: a model name, an API key for
-    OpenAI's own server, a folder.
+    The options are further ones of `LanguageModel`: `language`, `prompt` and `account`. A `ConfigError` says what is
+    missing: a model name, an API key for OpenAI's own server, a folder.
     """
     if not settings.given:
         raise ConfigError(
@@ -235,7 +228,7 @@ def open_llm(
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
     identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
-    options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
+    options["name"] = settings.model
     model: Any
     if settings.kind == "local":
         from rcr_trainer.llm.local import LocalLM
