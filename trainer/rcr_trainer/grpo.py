@@ -93,11 +93,8 @@ class _GRPO:
         self.advantage, self.queries = ADVANTAGES[config.advantage], environment.queries
         self.actor = Actor(job.model, environment.features, job.pool, environment.barred, config)
         self.dev = Development(job, environment.held_out)
-        trained = {
-            name: tensor
-            for name, tensor in job.model.named_parameters()
-            if config.train_candidates or not name.startswith("candidate.")
-        }
+        fixed = () if config.train_candidates else ("candidate.",)
+        trained = {name: each for name, each in job.model.named_parameters() if not name.startswith(fixed)}
         rates = {f"{part}.{begin}": rate for part in PARTS for begin, rate in getattr(job.model, part).rates.items()}
         self.batch_size = config.batch_size * self.processes.size
         self.per_epoch = math.ceil(len(self.queries) / self.batch_size)

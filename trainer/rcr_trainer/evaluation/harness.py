@@ -239,16 +239,10 @@ def answer(
         scores.prompt_tokens, scores.completion_tokens = read / len(asked), written / len(asked)
         cost = llm.money(read, written)
         scores.cost = None if cost is None else 1000 * cost / len(asked)
-    report.answers = AnswersAsked(
-        llm.name,
-        len(asked),
-        len({each.program for each in asked}),
-        "; ".join(reasons),
-        unpaid,
-        orders.get(OURS, "reversed"),
-        # Whether a gold program runs doesn't depend on the selector.
-        sum(any(own.execution is not None for own in each.selectors.values()) for each in asked),
-    )
+    # Whether a gold program runs doesn't depend on the selector.
+    told = sum(any(own.execution is not None for own in each.selectors.values()) for each in asked)
+    different, order = len({each.program for each in asked}), orders.get(OURS, "reversed")
+    report.answers = AnswersAsked(llm.name, len(asked), different, "; ".join(reasons), unpaid, order, told)
     _put_rates(report, asked, "exact_match", "execution")
     report.advice = advise(report)
 

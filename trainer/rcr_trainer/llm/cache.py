@@ -95,11 +95,9 @@ class AnswerCache:
         with self._access():
             if self.path is not None:
                 self.path.parent.mkdir(parents=True, exist_ok=True)
+            file = ":memory:" if self.path is None else self.path
             self._database = sqlite3.connect(
-                ":memory:" if self.path is None else self.path,
-                timeout=_WAIT_S,
-                isolation_level="IMMEDIATE",
-                check_same_thread=False,
+                file, timeout=_WAIT_S, isolation_level="IMMEDIATE", check_same_thread=False
             )
             try:
                 self._prepare()
