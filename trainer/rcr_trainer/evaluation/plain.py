@@ -124,7 +124,7 @@ def learners(config: Settings) -> list[str]:
 
 
 def try_scoring(config: Settings, task: Task) -> None:
-    """Before training pays for answers, have a server that selectors learn from score a text; log who is left out."""
+    """Have a server that selectors learn from score a text before training pays; log who is left out if it can't."""
     names = learners(config)
     if not names or config.llm.kind == "local":
         return

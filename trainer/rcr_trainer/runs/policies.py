@@ -36,9 +36,8 @@ def build_model(
         embeddings = embeddings_of(config) if settings.base == config.model.base else None
         backbone = RememberingBackbone(open_backbone(settings, embeddings, torch=True), known)
     given = settings.model_dump(exclude={"family"})
-    return _placed(
-        TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **given), config
-    )
+    model = TriEncoder.build(family.name, items, backbone=backbone, spec=spec, seed=config.seed, **given)
+    return _placed(model, config)
 
 
 def load_model(
