@@ -383,7 +383,7 @@ def test_the_paragraph_and_the_table_round_alike(tmp_path):
     report = report_on({"rcr": scores(70.0), "bm25": scores(60.0), "oracle": scores(86.6496)})
     report.write(tmp_path)
     read = EvaluationReport.read(tmp_path)
-    assert f"{read.selectors['oracle'].coverage:.1f}" == "86.7"
+    assert f"{read.oracle.coverage:.1f}" == "86.7"
     assert "covers 86.7 %" in advise(report)
 
 

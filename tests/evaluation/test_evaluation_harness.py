@@ -128,6 +128,7 @@ def test_all_plain_selectors_end_to_end():
     assert report.left_out == {}
     assert report.trade_offs == plain.trade_offs
     assert [name for name, scores in report.selectors.items() if scores.kind != "plain"] == ["oracle", "cover_ls_gold"]
+    assert report.oracle is report.selectors["oracle"]
     for name, scores in report.selectors.items():
         assert (scores.latency_ms > 0) == (scores.latency_batch_ms > 0) == (name != "no_examples")
     assert report.selectors["oracle"].coverage == max(scores.coverage for scores in report.selectors.values())

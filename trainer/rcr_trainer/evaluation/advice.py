@@ -46,9 +46,9 @@ def advise(report: EvaluationReport) -> str:
 
 
 def _sentences(report: EvaluationReport) -> Iterator[str]:
-    if ceilings := [_shown(each.coverage) for each in report.selectors.values() if each.kind == "oracle"]:
-        covered = f"{ceilings[0]:.1f} % of what they need in {report.k} picks"
-        if ceilings[0] < LOW_CEILING:
+    if report.oracle is not None:
+        covered = f"{_shown(report.oracle.coverage):.1f} % of what they need in {report.k} picks"
+        if _shown(report.oracle.coverage) < LOW_CEILING:
             covered = f"only {covered}: no selector can cover the rest without more examples or more picks"
         yield f"The oracle, which sees the gold programs, covers {covered}."
     if (gap := _deciding(report)) is None:

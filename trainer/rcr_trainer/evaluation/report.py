@@ -129,6 +129,11 @@ class EvaluationReport:
         return cls(n=len(picks), programs=programs, selectors=selectors, versions=library_versions(), **about)
 
     @property
+    def oracle(self) -> SelectorScores | None:
+        """The figures of the oracle, if it was run."""
+        return next((scores for scores in self.selectors.values() if scores.kind == "oracle"), None)
+
+    @property
     def answered(self) -> int:
         """With how many selectors' picks a language model has answered."""
         return sum(scores.exact_match is not None for scores in self.selectors.values())
