@@ -216,11 +216,18 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         return [found[key] for key in keys]
 
 
-def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, **options: Any) -> LanguageModel:
+def open_llm(
+    settings: LLMSettings,
+    cache_path: str | os.PathLike[str] | None,
+    *,
+    language: str = "functional",
+    prompt: Prompt = APPENDIX_D,
+    account: str = "",
+) -> LanguageModel:
     """Open the model that the settings name. Nothing is sent yet.
 
-    The options are further ones of `LanguageModel`: `language`, `prompt` and `account`. A `ConfigError` says what is
-    missing: a model name, an API key for OpenAI's own server, a folder.
+    The other arguments are those of `LanguageModel`. A `ConfigError` says what is missing: a model name, an API key for
+    OpenAI's own server, a folder.
     """
     if not settings.given:
         raise ConfigError(
@@ -228,7 +235,7 @@ def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, *
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
     identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
-    options["name"] = settings.model
+    options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
     model: Any
     if settings.kind == "local":
         from rcr_trainer.llm.local import LocalLM
