@@ -113,10 +113,10 @@ class SaturatingState(State[Array]):
         """See `State.compose`."""
         if self.fade is None:
             return vector * (1 - self.lam * context)
-        if self._kept is None or self._kept[0] is not query:
+        if self._kept is None:
             needs = query * (query > 0)
-            self._kept = query, needs, _dots(needs, needs)
-        _, needs, length = self._kept
+            self._kept = needs, _dots(needs, needs)
+        needs, length = self._kept
         share = (_dots(needs, context) / (length * _dots(context, context) + _TINY) ** 0.5) ** self.fade
         return vector - self.lam * context * (vector - share * query)
 
