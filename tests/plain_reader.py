@@ -16,14 +16,14 @@ def run(work):
 
 
 class PlainReader:
-    """The meaning of `Reader` in a few lines: all rows and vectors in lists; counts its searches.
+    """The meaning of `Reader` in a few lines: all rows and vectors in lists; keeps how many states each search had.
 
     Args:
         waits: let other coroutines have their turn in between, as a network engine does.
     """
 
     def __init__(self, vectors: PoolVectors, rows: list[Row] | None = None, *, waits: bool = False) -> None:
-        self.pool, self._waits, self.searches = vectors, waits, 0
+        self.pool, self._waits, self.states = vectors, waits, list[int]()
         self._rows = rows or [Row(str(n), {"source": f"q {n}", "target": f"p {n}"}, n) for n in range(self.size)]
 
     @property
@@ -31,7 +31,7 @@ class PlainReader:
         return len(self.pool.candidate)
 
     async def search(self, states, t, exclude, tau=None) -> Hits:
-        self.searches += 1
+        self.states.append(len(states))
         if self._waits:
             await asyncio.sleep(0)
         keys = np.full((len(states), t), -1, dtype=np.int64)

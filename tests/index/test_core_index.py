@@ -156,7 +156,7 @@ def test_rows_that_are_not_allowed_are_never_found(t):
 def test_the_best_columns_are_those_of_a_plain_loop(seed, size, t, width):
     """Scores on a grid, so that many are tied; within the slack, too."""
     rng = np.random.default_rng(seed)
-    scores = rng.integers(-4, 5, size=(3, size)).astype(np.float32) / 4
+    scores = rng.integers(-4, 5, size=(3, size)).astype(np.float32) / 4 + np.float32([[-2], [0], [2]])
     scores[rng.random(scores.shape) < 0.2] = -np.inf
     slack = np.full(3, width, dtype=np.float32)
     keys, logits = best(scores, slack, t)
@@ -208,7 +208,7 @@ def test_vectors_that_disagree_are_refused():
         PoolVectors(np.ones((2, 3), dtype=np.float32), np.ones((3, 3), dtype=np.float32))
 
 
-@pytest.mark.parametrize("noise", [0.0, 1e-6])
+@pytest.mark.parametrize("noise", [0.0, 1e-6, 1.0])
 @settings(deadline=None, max_examples=50)
 @given(seed=st.integers(0, 10_000), t=st.integers(1, 12), size=st.integers(0, 90))
 def test_what_is_fetched_piece_by_piece_is_the_best_of_all(noise, seed, t, size):

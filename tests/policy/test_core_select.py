@@ -52,10 +52,14 @@ def test_one_beam_is_greedy_decoding(seed: int) -> None:
     assert np.isnan(ours.probabilities).all()
 
 
-def test_a_step_is_one_search_and_no_query_has_its_own() -> None:
+def test_a_step_is_one_search_for_as_many_states_as_there_are_beams() -> None:
     reader = PlainReader(pool_of(0))
-    run(select(queries_of(0, batch=9), AdditiveState(0.5), Options(k=3, beam_width=2), reader))
-    assert reader.searches == 3
+    run(select(queries_of(0, batch=9), AdditiveState(0.5), Options(k=4, beam_width=2), reader))
+    assert reader.states == [9, 18, 18, 18]
+    pool, query = by_hand(2.0, -1.0, -2.0)
+    reader = PlainReader(pool)
+    run(select(query, AdditiveState(0.5), Options(k=3, stop_early=True), reader))
+    assert reader.states == [1, 1]  # none once every sequence has ended
 
 
 def test_a_reader_that_waits_has_to_be_awaited() -> None:
@@ -146,6 +150,16 @@ def test_what_does_not_fit_is_passed_over_for_what_does() -> None:
     budget = token_budget(11, len, lambda example: example["text"])  # a character is a token; a line break, too
     assert picked(pool, query, rows, k=4, fits=budget).positions.tolist() == [[0, 2, -1, -1]]
     assert picked(pool, query, rows, k=4, fits=token_budget(2, len, lambda e: e["text"])).positions.max() == -1
+
+
+def test_what_may_be_picked_together_is_asked_no_more_often_than_needed() -> None:
+    """Each answer may take a tokenizer. What is hidden is not asked about, either."""
+    pool, query = by_hand(4, 3, 2, 1)
+    asked = []
+    table = MatrixTable(pool, rows_of(1, 2, 1, 3)).allowing(np.arange(4) < 3)
+    options = Options(3, different_programs=True, fits=lambda rows: not asked.append([row.id for row in rows]))
+    assert run(select(query, AdditiveState(0.5), options, table.opened())).positions.tolist() == [[0, 1, 2]]
+    assert asked == [["0"], ["0", "1"], ["0", "1", "2"]]
 
 
 def test_a_budget_holds_where_a_soft_constraint_gives_way() -> None:
