@@ -10,7 +10,7 @@ import pytest
 from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
-from langchain_rcr.families.structure import needs
+from langchain_rcr.families.structure import cues, needs
 from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
 from langchain_rcr.families.structure.kernel import RIDGE
@@ -144,6 +144,15 @@ def test_labels_without_a_column_leave_room_for_added_examples(monkeypatch, capl
     assert retriever.needs_refit
 
 
+def test_only_so_many_labels_without_a_column_are_learnt(monkeypatch):
+    model = TriEncoder.build("structure", items(rows()), state="saturating", dim=6)
+    get_family("structure").fit(model.query, items(rows()), seed=0)
+    monkeypatch.setattr(needs, "MOST", 8)
+    for _ in range(2):
+        SequentialCompositionalRetriever.from_encoder(model, rows(), k=2)
+        assert len(model.query.additions.items) == 8
+
+
 def test_examples_of_training_teach_nothing_new(retriever):
     model = retriever.store.encoder
     before = model.encode_queries([ASKED])
@@ -222,13 +231,17 @@ def test_added_questions_become_landmarks(retriever):
     low, high = np.array(left_out)[wanted == 0], np.array(left_out)[wanted > 0]
     costs = {value: (low > value).mean() + MISSED * (high <= value).mean() for value in low}
     chance = np.clip(min(value for value, cost in costs.items() if cost == min(costs.values())), 0, 0.9)
-    expected = ((said[:, place] - chance) / (1 - chance)).clip(0, 1)
-    assert expected[0] > 0.5
 
     labels = encoder._with_additions().labels
+    count = len(labels._phrases)
+    present = cues.incidence(labels._phrases.bags(every), np.arange(count), count)
+    np.testing.assert_allclose(labels.weights, cues.fit(present, targets[:, -SPARE:]), rtol=1e-5)
     labels.weights[:] = 0  # what phrases say
-    likely = labels.likelihoods([item.source for item in asked], said[:, -SPARE:].astype(np.float32))
-    np.testing.assert_allclose(likely[:, place], expected, atol=1e-3)
+    for factor, least in ((1, 0.5), (9, 1)):
+        expected = ((factor * said[:, place] - chance) / (1 - chance)).clip(0, 1)
+        assert expected[0] >= least
+        likely = labels.likelihoods([item.source for item in asked], (factor * said[:, -SPARE:]).astype(np.float32))
+        np.testing.assert_allclose(likely[:, place], expected, atol=1e-3)
 
 
 def test_a_program_that_does_not_parse_is_added_with_a_warning(retriever, caplog):

@@ -53,7 +53,7 @@ def test_only_what_is_relevant_gets_examples(retriever: SequentialCompositionalR
         retriever.relevance(" ")
 
 
-@pytest.mark.parametrize("neighbours", [0.0, 0.1])
+@pytest.mark.parametrize("neighbours", [0.0, 0.1, 0.5])
 def test_it_is_a_rank_among_questions_held_out(
     retriever: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch, neighbours: float
 ) -> None:
@@ -68,6 +68,7 @@ def test_it_is_a_rank_among_questions_held_out(
             for n, other in enumerate(ROWS)
         ]
         nearest.append(sorted(others, reverse=True)[int(neighbours * len(ROWS))])
+    np.testing.assert_allclose(kernel.nearest_held_out(encoder.landmarks, encoder.learnt[:, 1]), nearest, atol=1e-6)
     for question in (NEAR, FAR, "name the old old mice", ROWS[3]["source"]):
         own = encoder.views([Item(question)]).vectors[0]
         expected = np.mean([each <= max(vectors @ own) for each in nearest])

@@ -99,7 +99,7 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
         return likely
 
     raw = features.likeness[:, : len(dual)] @ dual.astype(np.float32) + mean.astype(np.float32)
-    local = features.local.copy()
+    local = features.local
     for way in np.unique(ways[rows]).tolist():
         fold = numbers[:, way]
         if len(_folds(fold)) < 2:
