@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 import torch
+from rcr_trainer import sft
 from rcr_trainer.data.covr import covr_split
 from rcr_trainer.data.examples import Example
 from rcr_trainer.data.held_out import Barred
@@ -173,13 +174,15 @@ def _norms(monkeypatch):
 
 def test_gradient_accumulation_is_a_larger_batch(monkeypatch):
     norms = _norms(monkeypatch)  # AdamW doesn't tell a gradient from its double
-    models = []
+    models, reported = [], []
     for batch_size, accumulation in ((20, 1), (10, 2), (5, 4)):
         models.append(lexical())
         before = len(norms)
         changes = {"epochs": 1, "k": 1, "batch_size": batch_size, "gradient_accumulation": accumulation}
         result = train(models[-1], SPLIT.train, SPLIT.train, [], SPEC, FAST.model_copy(update=changes))
         assert result.steps == len(norms) - before == 3
+        reported.append(result.history[-1]["loss"])
+    assert reported == pytest.approx([reported[0]] * 3, rel=1e-4)
     for number, model in enumerate(models):
         assert norms[3 * number : 3 * number + 3] == pytest.approx(norms[:3], rel=1e-3)
         for name, tensor in models[0].state_dict().items():
@@ -233,6 +236,21 @@ def test_info_nce_raises_dev_coverage_too():
     config = FAST.model_copy(update={"loss": "infonce", "lr": 0.03})
     result = train(lexical(), SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, config)
     assert result.best_score > result.history[0]["dev_coverage"] + 5
+
+
+def test_late_epochs_start_a_share_of_the_states_from_the_policy_s_own_picks(monkeypatch):
+    shares = []
+    real = sft.listwise_batches
+
+    def spy(order, sequences, best, *others):
+        shares.append((sequences != best).any(axis=1).mean())
+        return real(order, sequences, best, *others)
+
+    monkeypatch.setattr(sft, "listwise_batches", spy)
+    config = FAST.model_copy(update={"epochs": 4, "on_policy": 0.2, "on_policy_from": 0.5})
+    train(lexical(), SPLIT.train, SPLIT.train, [], SPEC, config)
+    assert shares[:2] == [0, 0]
+    assert all(0.1 < share < 0.35 for share in shares[2:])
 
 
 @pytest.mark.parametrize("own_program", [False, True])
