@@ -62,6 +62,7 @@ def test_weights_gains_and_halves() -> None:
     with np.errstate(divide="ignore"):
         new[2, 0] = -np.inf
     np.testing.assert_allclose(weights(new, logged), [2, CLIP, 0])
+    assert weights(np.zeros((1, 2)), np.full((1, 2), -500.0)).tolist() == [CLIP]  # a ratio beyond all numbers
     found = gains(np.array([2.0, 0.0]), np.array([1.0, 1.0]), np.array([0.5, 0.5]), np.array([0.75, 0.25]))
     np.testing.assert_allclose(found, [0.75 + 2 * 0.5 - 1, 0.25 - 1])
     asked = np.array([3, 1, 3, 2, 1])

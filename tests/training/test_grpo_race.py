@@ -2,6 +2,7 @@
 
 import logging
 import math
+from itertools import groupby
 
 import numpy as np
 import pytest
@@ -242,7 +243,24 @@ def test_a_race_finds_changes_that_help_each_other_within_its_answers(seed):
     assert not won.variant.keys() & {"c", "f"}
     assert sum(asked) <= 600
     assert won.before == pytest.approx((hard[: won.questions] < 0.3).mean())
+    assert won.after == pytest.approx((hard[: won.questions] < 0.3 + sum(worth[name] for name in won.variant)).mean())
     assert won.after >= won.before + 0.3
+
+
+def test_each_round_asks_about_the_better_half_of_the_variants():
+    asked = []
+
+    def earned(variant, rows):
+        asked.append((rows, dict(variant)))
+        return np.full(rows.stop - rows.start, 0.1 * sum(variant.values()))
+
+    changes = [{name: at} for at, name in enumerate("abcdefgh", start=1)]
+    won = race(changes, earned, 1000, 960, lambda: sum(rows.stop - rows.start for rows, _ in asked))
+    assert won.variant == {"f": 6, "g": 7, "h": 8}
+    rounds = [[variant for _, variant in some] for _, some in groupby(asked, key=lambda one: one[0].start)]
+    # The unchanged policy and all changes, then half of them; all combinations of the best three, and so on.
+    assert [len(some) - 1 for some in rounds] == [8, 4, 7, 4, 2]
+    assert rounds[1] == [{}, *changes[4:]]
 
 
 def test_changes_of_one_number_are_not_joined_and_few_answers_change_nothing():

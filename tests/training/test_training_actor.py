@@ -5,13 +5,16 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from rcr_trainer import grpo
 from rcr_trainer.data.held_out import Barred
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
 from rcr_trainer.training.actor import Actor, Leaf
+from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences
-from small_grpo import SPEC, SPLIT, items, lexical
+from rcr_trainer.training.runner import Job
+from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical
 
 from langchain_rcr.basics.items import Item
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -88,6 +91,25 @@ def test_the_gradient_is_that_of_one_plain_graph(monkeypatch, bert, family, trai
     assert any(name.startswith("candidate") for name in got) is train_candidates
     for name, gradient in expected.items():
         torch.testing.assert_close(got[name], gradient, rtol=2e-3, atol=2e-5)
+
+
+def test_a_step_of_grpo_takes_the_mean_of_its_sequences_losses():
+    """AdamW doesn't tell a gradient from its double, but what it is clipped to and the log do."""
+    model, before = lexical(), lexical()
+    config = FAST.model_copy(update={"perplexity": None, "batch_size": 3, "group_size": 4, "advantage": "nb"})
+    job = Job(model, SPLIT.train, SPLIT.train, [], SPEC)
+    environment = Environment(job, COVERAGE, None, config)
+    stage = grpo._GRPO(job, environment, config)
+    rollout = stage.collect(0)
+    figures = rollout.figures | stage._update(rollout)
+    before.candidate.requires_grad_(False)
+    of_batch = rollout.rows, rollout.drawn, rollout.reference, rollout.advantages
+    loss = plain_loss(before, *of_batch, config, environment.barred)
+    loss.backward()
+    squares = sum(p.grad.square().sum() for p in before.parameters() if p.grad is not None)
+    assert figures["grad_norm"] == pytest.approx(squares.sqrt().item(), rel=1e-3)
+    assert figures["loss"] == pytest.approx(loss.item(), rel=1e-3)
+    assert figures["loss"] == pytest.approx(-figures["reward"], rel=1e-3)
 
 
 def test_the_batchs_gradient_against_finite_differences():
