@@ -172,9 +172,12 @@ def test_an_unused_tool_among_used_ones_is_found_by_its_description(tmp_path: Pa
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
     likeness = vectors @ query.landmarks.vectors[row]
     told = 0.1 * (likeness[0] - likeness[1:].mean()) / likeness[1:].std()
+    described = [column for _, column in query.descriptions.pairs]
+    both = np.array(query.raw(query.featurize([Item(request)]))[0])
     query.describe([])
-    by_landmarks = query.raw(query.featurize([Item(request)]))[0, column].item()
-    assert likely[column].item() == pytest.approx(min(by_landmarks + told, 1), abs=1e-3)
+    by_landmarks = np.array(query.raw(query.featurize([Item(request)]))[0])
+    assert likely[column].item() == pytest.approx(min(by_landmarks[column] + told, 1), abs=1e-3)
+    assert {*np.flatnonzero(np.abs(both - by_landmarks) > 1e-4).tolist()} <= {*described}
 
 
 def test_of_many_pairs_each_set_is_learnt() -> None:

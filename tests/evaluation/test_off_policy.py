@@ -2,6 +2,7 @@
 
 from itertools import product, zip_longest
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -186,6 +187,10 @@ def test_a_log_is_followed_in_parts(served: Path, tmp_path: Path, monkeypatch: p
     assert min(sizes) < 50 < max(sizes) == len(logged.asked)
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
+    estimates, reached = learn.Estimates(policy, logged), weights(found[0][0], logged.log_probs).mean()
+    for least, known in ((reached - 0.01, True), (reached + 0.01, False)):
+        monkeypatch.setattr(learn, "REACHED", least)
+        assert (estimates.low({"words": 0.4}) is not None) is known
 
 
 def test_chance_that_the_interval_takes_for_better_is_refused(served: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +210,31 @@ def test_chance_that_the_interval_takes_for_better_is_refused(served: Path, monk
     logged = policy.drawn({}, asking, 1017)
     np.testing.assert_allclose(policy.follow({}, logged), logged.log_probs)
     assert learn.choose(policy, logged).low <= 0 < 0.01 < lows[0]
+
+
+def test_the_surest_change_or_combination_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    worth = {"a": 0.1, "b": 0.3, "c": 0.2, "d": -0.2, "e": None, "f": 0.05}
+
+    class Told:
+        overlap = 0.0  # what each further change loses
+
+        def __init__(self, policy: Any, logged: learn.Logged, fitted: Any = None) -> None:
+            self.count = len(logged.asked)
+
+        def low(self, variant: Any) -> Any:
+            known = [worth[name] for name in variant]
+            return None if None in known else sum(known) - self.overlap * (len(known) - 1)
+
+        def of(self, variant: Any, time: int = 0) -> Any:
+            return np.full(self.count, -0.1), 1.0
+
+    monkeypatch.setattr(learn, "Estimates", Told)
+    nothing = np.zeros((80, 2))
+    logged = learn.Logged(np.arange(80), nothing.astype(np.int64), *[nothing] * 2, *[np.zeros(80)] * 2)
+    policy: Any = SimpleNamespace(seed=0, changes=[{name: 1} for name in worth])
+    for overlap, names in ((0.0, "abc"), (0.15, "bc"), (1.0, "b")):
+        Told.overlap = overlap
+        assert learn.choose(policy, logged).variant == dict.fromkeys(names, 1)
 
 
 def test_few_distinct_questions_are_counted_as_such(served: Path, tmp_path: Path) -> None:
@@ -295,10 +325,13 @@ def test_the_command_refuses_what_the_log_doesnt_show(
     other = OutcomeLog(tmp_path / "other.jsonl", text=True)
     simulated(served, other, lambda programs: 0.5, 10, explore=0.0)
     simulated(served, other, lambda programs: 0.5, 20, filter={"target": {"$in": [row["target"] for row in ROWS[:4]]}})
+    simulated(served, other, lambda programs: 0.5, 5, k=1)
     other.record("what", [("a", 1, 0.5)], 1, policy="another", explore=1)
     policy = SequentialCompositionalRetriever.from_pretrained(served).store.fingerprint
     other.record("what", [("a", 1, 0.0)], 1, policy=policy, explore=1)  # nothing draws it
+    other.record("what", [], 1, policy=policy, explore=1)
     message = refused(other)
-    for reason in ("1 of another policy", "11 picked without exploring", "picked under a filter, a constraint, a pref"):
+    under = "picked under a filter, a constraint, a pref"
+    for reason in ("1 of another policy", "12 picked without exploring", "5 another number of picks", under):
         assert reason in message
     assert "there is no such log" in refused(OutcomeLog(tmp_path / "none.jsonl"))

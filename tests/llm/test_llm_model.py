@@ -317,14 +317,18 @@ def test_a_limit_of_a_minute_that_names_no_time_is_outlasted(monkeypatch) -> Non
     async def sleep(seconds: float) -> None:
         waits.append(seconds)
 
-    async def back_off(calls: Calls) -> None:
-        for attempt in range(1, LLMSettings().attempts):
-            await calls._back_off(Fault("again", "429", LLMError("too many")), attempt)
+    async def back_off(calls: Calls, reason: str, attempts: int) -> None:
+        for attempt in range(1, attempts):
+            await calls._back_off(Fault("again", reason, LLMError("too many")), attempt)
 
     with wrap(Echo()) as llm, monkeypatch.context() as patched:
         patched.setattr(asyncio, "sleep", sleep)
-        asyncio.run(back_off(llm._calls))
-    assert 60 < sum(waits) < 120
+        asyncio.run(back_off(llm._calls, "429", LLMSettings().attempts))
+        assert 60 < sum(waits) < 120
+        waits.clear()
+        asyncio.run(back_off(llm._calls, "500", 4))
+        for wait, doubled in zip(waits, (1, 2, 4), strict=True):
+            assert 0.5 <= wait / (doubled * llm._calls._settings.backoff) <= 1
 
 
 def claimed(cache: Path) -> bool:
