@@ -69,6 +69,8 @@ def test_statuses_that_pass(status: int) -> None:
     fault = diagnose(StatusError(status, headers={"retry-after": "7"}))
     assert (fault.kind, fault.reason, fault.charged) == ("again", str(status), False)
     assert fault.wait == (7.0 if status in (429, 503) else None)
+    if status == 429:  # a limit on tokens a minute is no limit on the prompt
+        assert diagnose(StatusError(429, "limit of the context window's tokens a minute")).kind == "again"
 
 
 TOO_LONG = [
@@ -126,8 +128,9 @@ def test_what_a_server_could_not_finish_is_no_answer_and_what_it_says_instead_is
 
 def test_a_filtered_prompt_is_a_refusal() -> None:
     for body in ({"code": "content_filter"}, {"innererror": {"code": "ResponsibleAIPolicyViolation"}}):
-        fault = diagnose(StatusError(400, body=body))
-        assert (fault.kind, fault.reason) == ("unusable", "refused")
+        for status in (400, 422):
+            fault = diagnose(StatusError(status, body=body))
+            assert (fault.kind, fault.reason) == ("unusable", "refused")
     for said in (  # LiteLLM's codes are statuses
         "litellm.BadRequestError: litellm.ContentPolicyViolationError: AzureException - The response was filtered",
         f"{'a proxy names itself at length; ' * 20} Output blocked by content filtering policy",

@@ -52,7 +52,8 @@ def test_runner_ups_are_the_next_best_and_no_picks(retriever: SequentialComposit
     assert logits == sorted(logits, reverse=True)
     assert {one.id for one in (everything.pick, *everything.runner_ups)} == set("abcdefghi")
     assert explanation.steps[0].pick.id not in {one.id for one in explanation.steps[1].runner_ups}
-    assert [len(step.runner_ups) for step in retriever.explain(QUERY, k=9).steps] == [3, 3, 3, 3, 3, 3, 2, 1, 0]
+    for k in (9, 10**12):
+        assert [len(step.runner_ups) for step in retriever.explain(QUERY, k=k).steps] == [3, 3, 3, 3, 3, 3, 2, 1, 0]
     assert retriever.explain(QUERY, runner_ups=0).steps[0].runner_ups == ()
 
 

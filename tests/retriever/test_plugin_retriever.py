@@ -165,6 +165,7 @@ def test_k_above_the_pool_gives_all_of_it_and_says_so(
     caplog.set_level("INFO")
     assert {document.id for document in retriever.invoke(QUERY, k=10)} == set("abcdefghi")
     assert "k = 10 examples asked for, but there are only 9" in caplog.text
+    assert len(retriever.invoke(QUERY, k=10**12)) == 9  # and takes memory for 9
     small = SequentialCompositionalRetriever.from_encoder(retriever.store.encoder, EXAMPLES[:1], k=2)
     assert small.select_examples({"source": QUERY}) == EXAMPLES[:1]
     assert len(small.explain(QUERY).steps) == 1
