@@ -160,8 +160,9 @@ def test_what_cant_be_recorded_is_refused(tmp_path: Path) -> None:
         with pytest.raises(InputError, match="an outcome must be a finite number, not "):
             log.record("one", PICKS, endless)
     assert outcomes.checked_outcome(np.bool_(True)) == 1.0
-    with pytest.raises(InputError, match="not a pick of this retriever: id None, step None"):
-        log.record("one", [(None, None, None)], 1)
+    for lacking in ((None, None, None), (None, 1, None), ("a", None, None)):
+        with pytest.raises(InputError, match=f"not a pick of this retriever: id {lacking[0]!r}, step {lacking[1]}"):
+            log.record("one", [lacking], 1)
     with pytest.raises(InputError, match="there is no such log"):
         list(log.read())
     (tmp_path / "file").touch()
