@@ -207,6 +207,13 @@ def test_an_engine_filled_before_takes_new_labels(retriever):
     assert "purple" in programs(later.invoke(ASKED))
 
 
+def test_the_only_example_that_an_engine_has_beside_the_pool_is_learnt(fitted):
+    index, model = MemoryIndex(), copy.deepcopy(fitted)
+    SequentialCompositionalRetriever.from_encoder(copy.deepcopy(fitted), [*rows(), NEW[0]], index=index)
+    SequentialCompositionalRetriever.from_encoder(model, rows(), index=index, append=True)
+    assert [item.source for item in model.query.additions.items] == [NEW[0]["source"]]
+
+
 def test_added_questions_become_landmarks(retriever):
     """As ridge regression over all questions at once, less what training questions get when left out."""
     new = [{"source": f"of the {animal} of the", "target": f"owner({animal})"} for animal in ANIMALS[:3]]

@@ -158,3 +158,14 @@ def test_writers_do_not_lose_each_others_rows():
     assert index.count() == len(expected)
     assert index.known(list(expected)) == expected
     assert {row.id for row in index.content()[0]} == expected
+
+
+@pytest.mark.parametrize("held", [lambda index: index._lock, lambda index: index._now.rows.lock])
+def test_a_forked_process_frees_what_a_thread_held(held):
+    index = MemoryIndex()
+    index.add([Row("a", {"n": 1}, 1)], PoolVectors(*np.ones((2, 1, 3), dtype=np.float32)))
+    held(index).acquire()
+    index.forked()
+    assert not held(index).locked()
+    with reading(index, parse_filter({"n": 1})) as reader:
+        assert reader.size == index.delete(["a"]) == 1
