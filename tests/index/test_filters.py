@@ -23,11 +23,11 @@ from langchain_rcr.index.filters import (
 ROW = {"db": "geo", "year": 2005, "ok": True, "none": None, "tags": ["a"], "share": 0.5, "nan": math.nan}
 
 
-def deep(times):
+def deep(times, within=lambda spec: {"$not": spec}):
     """A filter in a filter in a filter."""
     spec = {"a": 1}
     for _ in range(times):
-        spec = {"$not": spec}
+        spec = within(spec)
     return spec
 
 
@@ -165,11 +165,17 @@ def test_without_parts():
         ({"a": {"$in": [[10**5000]]}}, "'a' can be compared with .*not such a list"),
         (deep(80), "nested more than 50 deep"),
         (deep(100_000), "nested more than 50 deep"),
+        (deep(51), "nested more than 50 deep"),
+        (deep(51, lambda spec: {"$and": [spec]}), "nested more than 50 deep"),
     ],
 )
 def test_what_is_no_filter_is_named(spec, message):
     with pytest.raises(InputError, match=f"^filter: .*{message}|^filter: {message}"):
         parse_filter(spec)
+
+
+def test_a_filter_may_be_fifty_deep():
+    assert matches(parse_filter(deep(50)), {"a": 1})
 
 
 def test_fields_and_the_error_for_an_unknown_one():

@@ -129,6 +129,8 @@ def test_equal_logits_go_to_the_lowest_position():
     pool = PoolVectors(np.zeros((5, 2), dtype=np.float32), np.zeros((5, 2), dtype=np.float32))
     picks = greedy(np.ones((2, 2), dtype=np.float32), pool, AdditiveState(1.0), 3, exclude=[[], [1]])
     assert picks.positions.tolist() == [[0, 1, 2], [0, 2, 3]]
+    twice = greedy(np.ones((1, 2), dtype=np.float32), pool, AdditiveState(1.0), 3, exclude=[[1, 0, 1]])
+    assert twice.positions.tolist() == [[2, 3, 4]]
 
 
 def test_picks_for_k_begin_those_for_more():
@@ -153,6 +155,7 @@ def test_an_engine_in_place_of_vectors():
         ({"k": 7}, "k is 7, but there are only 6 examples to pick from"),
         ({"k": 1, "exclude": [[]]}, "exclude has 1 entries for 2 queries"),
         ({"k": 1, "exclude": [[0], [6]]}, r"exclude\[1\] names a position outside the pool of 6"),
+        ({"k": 1, "exclude": [[0], [1, 6, 0]]}, r"exclude\[1\] names a position outside the pool of 6"),
         ({"k": 1, "exclude": [[-1], []]}, r"exclude\[0\] names a position outside the pool of 6"),
     ],
 )

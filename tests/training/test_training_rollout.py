@@ -98,6 +98,10 @@ def test_draws_bring_their_log_probabilities():
     got = drawn(200)
     again = fast_log_probs(*vectors(), got.picks.tolist())
     np.testing.assert_allclose(got.log_probs, again, rtol=1e-5)
+    query, candidates, _ = vectors()
+    policy = torch.softmax((candidates @ query[0] / TAU[0])[~BARRED[0]], 0)
+    assert got.entropies.shape == (200, K)
+    np.testing.assert_allclose(got.entropies[:, 0], -(policy * policy.log()).sum(), rtol=1e-5)
 
 
 def test_a_draw_inverts_the_cumulative_distribution():
