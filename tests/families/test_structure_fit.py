@@ -48,6 +48,13 @@ def sparse(rows):
     return basics_rows.sparse(np.array(rows, dtype=np.float32))
 
 
+def test_landmarks_are_drawn_once_each_from_questions_that_may_have_no_words():
+    wordless = [Item("?" * n, f"f(a{n % 3})") for n in range(1, 25)]
+    query = fitted(wordless, landmarks=20).query
+    assert len(query.vocabulary) == 0
+    assert len({*map(tuple, query.learnt[: len(query.dual)].tolist())}) == len(query.dual) == 20
+
+
 # ---------------------------------------------------------------- phrases
 
 
