@@ -175,7 +175,7 @@ class ExampleStore:
         unread = [item.target for item in pool.items() if not spec.structures(item.target)]
         if unread:
             logger.warning(
-                "%d of %d added programs don't parse as '%s': their tokens stand for structures (the first: '%.80s')",
+                "%d of %d programs don't parse as '%s': their tokens stand for structures (the first: '%.80s')",
                 *(len(unread), len(pool), spec.language, printable(" ".join(unread[0].split()))),
             )
 

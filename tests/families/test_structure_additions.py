@@ -254,7 +254,7 @@ def test_added_questions_become_landmarks(retriever):
 def test_a_program_that_does_not_parse_is_added_with_a_warning(retriever, caplog):
     broken = {"source": "is there a bat", "target": "exists(find(bat"}
     retriever.add_examples([rows()[0], broken])
-    assert "1 of 2 added programs don't parse as 'functional'" in caplog.text
+    assert "1 of 2 programs don't parse as 'functional'" in caplog.text
     assert "exists(find(bat" in caplog.text
     caplog.clear()
     retriever.add_example(rows()[1])

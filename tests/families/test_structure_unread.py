@@ -103,3 +103,35 @@ def test_a_program_that_comes_in_later_and_does_not_parse_is_a_label_of_its_own(
 def test_of_a_long_text_that_does_not_parse_the_beginning_is_read() -> None:
     inventory = Inventory.fit(ProgramSpec("sql"), ["select a from t", "vacuum " + "x y " * 1_000_000], 10_000)
     assert len(inventory.names) < 5_000
+
+
+def test_few_programs_that_do_not_parse_are_worth_their_share() -> None:
+    notes = [("how many piers are there", "TODO"), ("which pier is the largest", "ask anna")]
+    retriever = SequentialCompositionalRetriever.from_examples(
+        [{"question": question, "sql": program} for question, program in (*ASKED, *notes)],
+        input_keys=["question"],
+        language="sql",
+        k=3,
+    )
+    encoder = retriever.store.encoder.query
+    names, worth = encoder.inventory.names, encoder.tensors()["worth"]
+    share = np.mean([[name in encoder.inventory.spec.structures(sql) for name in names] for _, sql in ASKED], axis=0)
+    unread = encoder.inventory.unread
+    assert {name for name, each in zip(names, unread, strict=True) if each} >= {"~TODO", "<root> -> ~ask", "~ask"}
+    share = np.where(unread, 1, share * len(ASKED)) / (len(ASKED) + 2)
+    idf = -np.log(np.minimum(share, 0.98))
+    expected = 0.5 * np.log(idf / idf.mean()) + np.log(np.where(unread, 2 / (len(ASKED) + 2), 1))
+    assert worth == pytest.approx(expected, abs=1e-5)
+
+
+def test_notes_in_place_of_programs_are_not_picked_among_programs() -> None:
+    notes = [(f"what is the {which} of each {thing}", "TODO") for which in ("length", "age") for thing in THINGS[:2]]
+    retriever = SequentialCompositionalRetriever.from_examples(
+        [{"question": question, "sql": program} for question, program in (*ASKED, *notes)],
+        input_keys=["question"],
+        language="sql",
+        k=3,
+    )
+    for thing in THINGS:
+        picks = retriever.select_examples({"question": f"what is the size of each {thing}"})
+        assert "TODO" not in [example["sql"] for example in picks]

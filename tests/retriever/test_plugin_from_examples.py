@@ -71,7 +71,7 @@ def test_programs_that_do_not_parse(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     broken = [{"source": f"nonsense {n}", "target": "count(("} for n in range(3)]
     assert len(made([*ROWS, *broken]).invoke("how many red cats")) == 4
-    assert "3 of 35 added programs don't parse as 'functional': their tokens stand for structures" in caplog.text
+    assert "3 of 35 programs don't parse as 'functional': their tokens stand for structures" in caplog.text
     caplog.clear()
     prose = [{"source": row["source"], "target": f"please ( {row['source']}"} for row in ROWS]
     selector = made(prose)

@@ -131,11 +131,17 @@ def without_folds(
 
 
 def _weigh(encoder: NumpyNeedEncoder, targets: FloatArray) -> None:
-    """Set what each structure is worth: more for fewer nodes and for fewer programs that have it."""
-    share = (targets > 0).mean(axis=0)[encoder.inventory.owner]
+    """Set what each structure is worth: more for fewer nodes and for fewer programs that have it.
+
+    Structures of programs that don't parse are worth their share of the programs, since a few among many that parse
+    are more likely "TODO" than of a dialect that the parser doesn't know.
+    """
+    owner, unread = encoder.inventory.owner, encoder.inventory.unread
+    share = (targets > 0).mean(axis=0)[owner]
     idf = -np.log(np.clip(share, 1 / len(targets), 0.98))  # structures of all programs are worth a little too
     by_size = encoder.tensors()["by_size"].copy()
     by_size[:2] = np.log(np.array([LABEL, PAIR], dtype=np.float32))[: len(by_size)]
     worth = (RARITY * np.log(idf / idf.mean())).astype(np.float32)
+    worth[unread] += np.log(max(1, np.count_nonzero(targets[:, owner[unread]].any(axis=1))) / len(targets))
     cost = np.log(COST_OF_MANY if encoder.homes else COST)
     encoder.put({"worth": worth, "by_size": by_size, "cost": np.array(cost, dtype=np.float32)})

@@ -102,6 +102,11 @@ class Inventory(Vocabulary):
         """(S,) nodes of each structure."""
         return np.array([1 + len(_LINK.findall(name)) for name in self.names], np.float32)
 
+    @cached_property
+    def unread(self) -> BoolArray:
+        """(S,) the structures of programs that don't parse."""
+        return np.array([any(label[:1] == _UNREAD for label in _LINK.split(name)) for name in self.names], np.bool_)
+
     def to_json(self) -> dict[str, Any]:
         """See `Vocabulary.to_json`."""
         return {"spec": self.spec.to_json(), "columns": self.columns}
