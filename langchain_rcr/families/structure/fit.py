@@ -142,6 +142,6 @@ def _weigh(encoder: NumpyNeedEncoder, targets: FloatArray) -> None:
     by_size = encoder.tensors()["by_size"].copy()
     by_size[:2] = np.log(np.array([LABEL, PAIR], dtype=np.float32))[: len(by_size)]
     worth = (RARITY * np.log(idf / idf.mean())).astype(np.float32)
-    worth[unread] += np.log(max(1, np.count_nonzero(targets[:, owner[unread]].any(axis=1))) / len(targets))
+    worth[unread] += np.log(max(1, int(targets[:, owner[unread]].any(axis=1).sum())) / len(targets))
     cost = np.log(COST_OF_MANY if encoder.homes else COST)
     encoder.put({"worth": worth, "by_size": by_size, "cost": np.array(cost, dtype=np.float32)})
