@@ -10,6 +10,7 @@ import pytest
 from langchain_rcr import Item, PoolError, SequentialCompositionalRetriever, TriEncoder
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families import get_family
+from langchain_rcr.families.folds import PROGRAM, Folds
 from langchain_rcr.families.structure import cues, needs
 from langchain_rcr.families.structure.additions import MISSED
 from langchain_rcr.families.structure.inventory import SPARE, Inventory
@@ -297,3 +298,13 @@ def test_whether_a_fit_is_due_is_judged_once_for_the_same_additions(retriever, m
     for row in NEW[4:]:
         retriever.add_example(row)
     assert judged == [4]
+
+
+def test_a_new_question_beside_those_held_out_is_seen_with_what_was_added(fitted):
+    encoder = copy.deepcopy(fitted).query
+    encoder.grow([Item("how many black zebra", "exists(filter(white, find(cat)))")])
+    every = [*items(rows()), Item("how many of the black zebra", "count(filter(black, find(zebra)))")]
+    folds = Folds.of(every, SPEC)
+    held = get_family("structure").held_out(encoder, every, folds, np.full(len(every), PROGRAM))
+    np.testing.assert_allclose(held.raw[-1], encoder.featurize(every[-1:]).raw[0], atol=1e-5)
+    assert abs(held.raw[0] - encoder.featurize(every[:1]).raw[0]).max() > 0.01

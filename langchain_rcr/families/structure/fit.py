@@ -99,6 +99,8 @@ def held_out(encoder: NumpyNeedEncoder, questions: Sequence[Item], folds: Folds,
         return likely
 
     raw = features.likeness[:, : len(dual)] @ dual.astype(np.float32) + mean.astype(np.float32)
+    if features.raw is not None:  # from additions and descriptions, too
+        raw[landmark < 0] = features.raw[landmark < 0]
     local = features.local
     for way in np.unique(ways[rows]).tolist():
         fold = numbers[:, way]
