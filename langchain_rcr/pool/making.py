@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
@@ -26,12 +28,15 @@ from langchain_rcr.pool.outcomes import OutcomeLog
 from langchain_rcr.pool.saved import RETRIEVER_FILE, stored_fields, stored_pool
 from langchain_rcr.pool.store import ExampleStore
 from langchain_rcr.programs import TOKENS, ProgramSpec
+from langchain_rcr.programs.languages import SAMPLE, guess_language
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings
     from langchain_core.vectorstores import VectorStore
 
     from langchain_rcr.index.base import CandidateIndex
+
+logger = logging.getLogger(__name__)
 
 _OPTIONS = ("ids", "index", "append")
 """What `from_examples` passes to `from_encoder` unchanged."""
@@ -156,7 +161,8 @@ class Lifecycle:
             example_keys: as the field of the class.
             vectorstore_kwargs: `{"filter": …}`, as the field `filter`.
             language: of the programs: `functional`, `sexpr`, `sql`, `sql:DIALECT`, `json`, `python`, or `tokens` for
-                anything else. None: `sql` if its extra is installed, else `tokens`.
+                anything else. None: `sql`, or what most programs parse as if fewer than half do as SQL; without SQL's
+                extra, `tokens`.
             source_key: the key of an example's question, or several (see `ExamplePool`). None: `input_keys`, else
                 "source", else of two fields the one that isn't "target" or that parses as a program less often, or the
                 first.
@@ -190,6 +196,8 @@ class Lifecycle:
         pool = pool_of(examples, given.pop("ids", None), source_key, target_key)
         prefer = home_field("" if fields.get("group") and prefer is None else prefer, examples)
         items = pool.items(prefer)
+        if language is None and spec.language != TOKENS:
+            spec = _of_most(spec, [item.target for item in items])
         fields_there = dict.fromkeys(chain.from_iterable(examples))
         for argument, keys in (("example_keys", example_keys or ()), ("prefer", [prefer] if prefer else ())):
             lacking = next((key for key in keys if key not in fields_there), None)
@@ -347,6 +355,18 @@ class Lifecycle:
         fields = cast("Fields", {**saved, **given})
         check_fields(**fields)
         return fields
+
+
+def _of_most(spec: ProgramSpec, programs: Sequence[str]) -> ProgramSpec:
+    """`spec`, or if it reads fewer than half of the programs, that of the language which reads most of them."""
+    sample = programs[:: max(1, len(programs) // SAMPLE)]
+    if 2 * sum(bool(spec.structures(program)) for program in sample) >= len(sample):
+        return spec
+    best, counts = guess_language(sample)
+    if best == TOKENS:
+        return spec
+    logger.info("%s: read as '%s' (language= names another)", counts, best)
+    return replace(spec, language=best)
 
 
 def _listed(value: object) -> list[Any]:

@@ -86,13 +86,28 @@ def test_programs_of_another_language_than_the_default_are_recognised(
 ) -> None:
     calls = [{"source": row["question"], "target": f'{{"name": "list", "args": [{n}]}}'} for n, row in enumerate(SQL)]
     rows = [*calls, *({"source": row["question"], "target": row["query"]} for row in SQL[:readable])]
-    made(rows, language=None)
+    made(rows, language="sql")
     hint = f"; 25 of {len(rows)} programs parse as json, 25 as python"
     assert hint in caplog.records[0].getMessage()
     assert caplog.records[0].getMessage().endswith(": pass language='json'")
     caplog.clear()
     made([{"source": row["question"], "target": row["query"]} for row in SQL[:5]], language="sql:sqlite")
     assert caplog.records[0].getMessage().endswith("falling back to question similarity")
+    caplog.clear()
+    guessed = made(rows, language=None)
+    assert guessed.store.encoder.spec.language == "json"
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(readable)  # of five that don't parse
+
+
+def test_a_language_is_guessed_only_if_sql_reads_few(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    words = [{"source": row["question"], "target": f"yes {n}"} for n, row in enumerate(SQL)]
+    sql = [{"source": row["question"], "target": row["query"]} for row in SQL]
+    for rows, language in ((ROWS, "functional"), (sql, "sql"), ([*sql, *ROWS[: len(sql)]], "sql"), (words, "tokens")):
+        caplog.clear()
+        assert made(rows, language=None).store.encoder.spec.language == language
+        assert ("read as 'functional'" in caplog.text) == (language == "functional")
+    assert made([], language=None).store.encoder.spec.language == "sql"
 
 
 @pytest.mark.slow
