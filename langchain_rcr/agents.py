@@ -200,7 +200,7 @@ class ComposedToolSelector(_ChangedRequests):
     ) -> Self:
         """A selector fitted to requests, within seconds.
 
-        Tools are told apart by the pairs and by their descriptions; a tool that no pair uses, by its description alone.
+        Tools are told apart by the pairs, their names and descriptions; one that no pair uses, by the latter two alone.
 
         Args:
             pairs: requests with the names of the tools that each needed. Names that `tools` lacks are never picked.
