@@ -29,11 +29,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.families.base import PARTS
 from rcr_trainer.llm.scoring import WAYS
 from rcr_trainer.training.actor import Actor
-from rcr_trainer.training.advantages import FloatArray, estimate
+from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.environment import Development, Environment, Tally
 from rcr_trainer.training.losses import gap, grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
@@ -141,7 +141,7 @@ class _GRPO:
         has_one = torch.from_numpy(scored.ravel()).to(reference.device)
         return _Rollout(rows, drawn, reference, advantage, has_one, count, figures)
 
-    def _rewards(self, rows: IntArray, drawn: Sequences) -> tuple[FloatArray, Tally]:
+    def _rewards(self, rows: IntArray, drawn: Sequences) -> tuple[DoubleArray, Tally]:
         """(B, G) rewards of the sequences of B queries, NaN where there is none, and figures for the log."""
         group = len(drawn.picks) // max(1, len(rows)) or 1
         queries = [self.queries[row] for row in np.repeat(rows, group)]

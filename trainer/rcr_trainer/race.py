@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.coverage import structure_matrices
 from rcr_trainer.data.examples import Example
@@ -30,7 +30,6 @@ from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import UnscoredError
 from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.rewards.reward import Reward
-from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.environment import Environment, greedy_picks
 from rcr_trainer.training.registry import TIMES, GRPOSettings
 from rcr_trainer.training.runner import Job
@@ -116,7 +115,7 @@ class _Variants:
                 self._picked[name] = picks, self.guard.share(vectors, k)
         return self._picked[name]
 
-    def earned(self, variant: Variant, asked: slice) -> FloatArray:
+    def earned(self, variant: Variant, asked: slice) -> DoubleArray:
         """The rewards (n,) of a variant on some of the rows."""
         queries, picks = self._queries(asked), self.of(variant)[0][asked]
         part = self._job.processes.part(len(queries))
@@ -178,7 +177,7 @@ def _reward(job: Job, environment: Environment) -> Reward:
 
 def race(
     changes: Sequence[Variant],
-    earned: Callable[[Variant, slice], FloatArray],
+    earned: Callable[[Variant, slice], DoubleArray],
     questions: int,
     answers: int,
     spent: Callable[[], int],
@@ -196,7 +195,7 @@ def race(
     """
     before, end = np.full(questions, np.nan), spent() + answers
 
-    def halved(variants: list[Variant], answers: int, last: int) -> list[tuple[Variant, FloatArray]]:
+    def halved(variants: list[Variant], answers: int, last: int) -> list[tuple[Variant, DoubleArray]]:
         """The `last` best, in their order, with what each gains on all questions asked; fills `before` for these."""
         if not variants:  # what the unchanged policy earns decides nothing
             return []
@@ -233,7 +232,7 @@ def together(changes: Sequence[Variant], fewest: int) -> Iterator[Variant]:
                 yield joined
 
 
-def is_clear(gains: FloatArray) -> bool:
+def is_clear(gains: DoubleArray) -> bool:
     """Whether gains (n,) of a variant, NaN where there is no answer, are more on average than their standard error.
 
     The one-standard-error rule (Breiman, Friedman, Olshen and Stone, 1984): else held-out questions can't tell it from
@@ -243,5 +242,5 @@ def is_clear(gains: FloatArray) -> bool:
     return len(known) > 1 and bool(known.mean() > max(known.std(ddof=1) / math.sqrt(len(known)), WORTH))
 
 
-def _mean(values: FloatArray) -> float:
+def _mean(values: DoubleArray) -> float:
     return float(np.nanmean(values)) if np.isfinite(values).any() else -math.inf

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.files import digest
 from langchain_rcr.basics.items import Item, readable
 from langchain_rcr.basics.progress import track
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.families.encoding import Features
 from langchain_rcr.families.state import State
@@ -42,7 +43,6 @@ from rcr_trainer.errors import DataError
 from rcr_trainer.evaluation.metrics import FEW_PROGRAMS, interval_of
 from rcr_trainer.evaluation.off_policy import described, gains, halves, predicted, walk, weights
 from rcr_trainer.race import Variant, together
-from rcr_trainer.training.advantages import FloatArray
 
 logger = logging.getLogger(__name__)
 
@@ -77,12 +77,12 @@ class Change(NamedTuple):
 class Logged(NamedTuple):
     """B logged questions of a served policy."""
 
-    asked: NDArray[np.int64]  # (B,) the numbers of the questions in `Policy.texts`
-    picks: NDArray[np.int64]  # (B, k) positions in the pool
-    log_probs: FloatArray  # (B, k) of each pick, as logged
-    outcomes: FloatArray  # (B,)
-    explore: FloatArray  # (B,) the retriever's setting
-    group: NDArray[np.int64]  # (B,) its number, as in `Policy.groups`
+    asked: IntArray  # (B,) the numbers of the questions in `Policy.texts`
+    picks: IntArray  # (B, k) positions in the pool
+    log_probs: DoubleArray  # (B, k) of each pick, as logged
+    outcomes: DoubleArray  # (B,)
+    explore: DoubleArray  # (B,) the retriever's setting
+    group: IntArray  # (B,) its number, as in `Policy.groups`
 
     def only(self, at: NDArray[Any] | slice) -> Logged:
         """Some of the questions."""
@@ -153,15 +153,15 @@ class Policy:
                 valid.append(change)
         return valid
 
-    def under(self, variant: Variant) -> tuple[NDArray[np.float32], State[Any], PoolVectors]:
+    def under(self, variant: Variant) -> tuple[FloatArray, State[Any], PoolVectors]:
         """E_x of `texts`, a fresh state and the pool's vectors under a variant; don't change them."""
         return self._under(tuple(variant.items()))
 
-    def _computed(self, variant: tuple[tuple[str, Any], ...]) -> tuple[NDArray[np.float32], State[Any], PoolVectors]:
+    def _computed(self, variant: tuple[tuple[str, Any], ...]) -> tuple[FloatArray, State[Any], PoolVectors]:
         with self.model.varied(dict(variant)):
             return self.model.query.vectors(self._questions), self.model.state(), self.model.pool_vectors(*self._pool)
 
-    def follow(self, variant: Variant, logged: Logged) -> FloatArray:
+    def follow(self, variant: Variant, logged: Logged) -> DoubleArray:
         """(B, k) log-probabilities of the logged picks under a variant."""
         return self._walked(variant, logged)[1]
 
@@ -172,7 +172,7 @@ class Policy:
 
     def _walked(
         self, variant: Variant, logged: Logged, random: np.random.Generator | None = None
-    ) -> tuple[NDArray[np.int64], FloatArray]:
+    ) -> tuple[IntArray, DoubleArray]:
         """Picks (B, k), the logged ones or, given a generator, drawn ones, and their log-probabilities (B, k)."""
         picks, log_probs = logged.picks.copy(), np.empty(logged.picks.shape)
         queries, state, pool = self.under(variant)
@@ -182,7 +182,7 @@ class Policy:
             picks[some], log_probs[some] = walk(*walked, (part.group, self.groups), part.picks, random)
         return picks, log_probs
 
-    def described(self, logged: Logged, picks: NDArray[np.int64]) -> FloatArray:
+    def described(self, logged: Logged, picks: IntArray) -> DoubleArray:
         """See `off_policy.described`, under the served policy."""
         queries, state, pool = self.under({})
         parts = blocks(len(picks), max(pool.candidate.shape), _AT_ONCE)
@@ -205,7 +205,7 @@ class Estimates:
             first = halves(logged.asked, policy.seed + 1)
             self._fitting = [(at, self._features[~at], logged.outcomes[~at]) for at in (first, ~first)]
 
-    def of(self, variant: Variant, time: int = 0) -> tuple[FloatArray, float]:
+    def of(self, variant: Variant, time: int = 0) -> tuple[DoubleArray, float]:
         """How much more a variant earns on each question (B,), and the share of its picks that could be drawn."""
         weight = weights(self._policy.follow(variant, self._logged), self._logged.log_probs)
         new = self._policy.described(self._logged, self._policy.drawn(variant, self._logged, time).picks)

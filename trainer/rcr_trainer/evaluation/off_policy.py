@@ -13,28 +13,26 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import BoolArray, IntArray, product
+from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, product
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.selection import EXPLORED, drawn_from
 from rcr_trainer.data.arrays import top_k
-from rcr_trainer.training.advantages import FloatArray
 
 CLIP = 50.0  # the largest weight of a question
 _RIDGE = 1.0  # added to the squares of standardised features; worth less than one question each
 
 
 def walk(
-    queries: NDArray[np.float32],
+    queries: FloatArray,
     state: State[Any],
     pool: PoolVectors,
-    tau: FloatArray,
+    tau: DoubleArray,
     allowed: tuple[IntArray, IntArray],
     picks: IntArray,
     random: np.random.Generator | None = None,
-) -> tuple[IntArray, FloatArray]:
+) -> tuple[IntArray, DoubleArray]:
     """Follow picks (B, k) or, given a generator, draw as many, as a served policy that explores does.
 
     That is `Options.explore`. The temperature τ (B,) is that of each question's draws. `allowed` has numbers (B,) and
@@ -67,7 +65,7 @@ def walk(
     return picks, log_probs
 
 
-def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors, picks: IntArray) -> FloatArray:
+def described(queries: FloatArray, state: State[Any], pool: PoolVectors, picks: IntArray) -> DoubleArray:
     """The predictors of the outcome, (B, 2k): each pick's logit in its state, and its logit for the question alone."""
     start = current = state.start(queries)
     columns = []
@@ -79,7 +77,7 @@ def described(queries: NDArray[np.float32], state: State[Any], pool: PoolVectors
     return np.stack(columns, axis=1).astype(np.float64)
 
 
-def predicted(features: FloatArray, outcomes: FloatArray, *others: FloatArray) -> list[FloatArray]:
+def predicted(features: DoubleArray, outcomes: DoubleArray, *others: DoubleArray) -> list[DoubleArray]:
     """Predictions for `others` (M, F) by a ridge regression of outcomes (B,) on features (B, F)."""
     mean, spread = features.mean(axis=0), features.std(axis=0)
     spread[spread == 0] = 1.0
@@ -89,14 +87,14 @@ def predicted(features: FloatArray, outcomes: FloatArray, *others: FloatArray) -
     return [outcomes.mean() + (each - mean) / spread @ slopes for each in others]
 
 
-def weights(new: FloatArray, logged: FloatArray) -> FloatArray:
+def weights(new: DoubleArray, logged: DoubleArray) -> DoubleArray:
     """(B,) clipped weights of sequences, from log-probabilities (B, k) under the new policy and the logged ones."""
     with np.errstate(over="ignore"):
-        ratios: FloatArray = np.exp((new - logged).sum(axis=1))
+        ratios: DoubleArray = np.exp((new - logged).sum(axis=1))
     return np.minimum(ratios, CLIP)
 
 
-def gains(weight: FloatArray, outcomes: FloatArray, expected: FloatArray, expected_new: FloatArray) -> FloatArray:
+def gains(weight: DoubleArray, outcomes: DoubleArray, expected: DoubleArray, expected_new: DoubleArray) -> DoubleArray:
     """How much more the new policy earns on each question, (B,); the mean is the doubly robust estimate."""
     return expected_new + weight * (outcomes - expected) - outcomes
 

@@ -21,12 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import LearnedSelector, question_batches
 from rcr_trainer.paper.se2 import beam
-from rcr_trainer.training.advantages import FloatArray, estimate
+from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss
 from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
@@ -101,7 +101,7 @@ class ITERRSelector(LearnedSelector):
         candidates = torch.from_numpy(self._candidates[self._row_of]).to(device)
 
         @torch.inference_mode()
-        def logits(rows: IntArray, picks: IntArray) -> FloatArray:
+        def logits(rows: IntArray, picks: IntArray) -> DoubleArray:
             start: Any = Recurrent(self._cell, starts[rows])
             return self._pool_logits(states(start, candidates[picks])[:, -1].cpu().numpy())
 

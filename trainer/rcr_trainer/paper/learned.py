@@ -14,11 +14,10 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.prompt import arranged
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -26,7 +25,6 @@ from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.baselines.base import Baseline
 from rcr_trainer.data.arrays import distinct, row_blocks, top_k
 from rcr_trainer.data.okapi import BM25Scorer
-from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.losses import Targets, info_nce
 from rcr_trainer.training.registry import StageSettings
 from rcr_trainer.training.runner import Job, Runner
@@ -83,20 +81,20 @@ class LearnedSelector(Baseline):
         items, self._row_of = distinct(self._items)
         self._candidates = self.model.candidate.encode(items)
 
-    def _pool_logits(self, states: NDArray[np.float32]) -> FloatArray:
+    def _pool_logits(self, states: FloatArray) -> DoubleArray:
         """(R, N) logits of state vectors (R, D); those of equal ones are equal, too."""
         different, at = np.unique(states, axis=0, return_inverse=True)
-        rounded: FloatArray = np.round((different @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
+        rounded: DoubleArray = np.round((different @ self._candidates.T).astype(np.float64) / _GRID) * _GRID
         return rounded[at.ravel()][:, self._row_of]  # ravel: NumPy 2.0 gives a column
 
     @property
     def _items(self) -> list[Item]:
         return [Item(example["source"], example["target"]) for example in self.examples]
 
-    def _query_vectors(self, queries: Sequence[str]) -> NDArray[np.float32]:
+    def _query_vectors(self, queries: Sequence[str]) -> FloatArray:
         return self.model.query.encode([Item(query) for query in queries])
 
-    def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> FloatArray:
+    def _scores(self, rows: Sequence[int], sets: Iterable[Sequence[int]]) -> DoubleArray:
         """(R,) log-likelihoods of R examples' programs after prompts that show these others, the first one last."""
         scorer: Any = self.resources.score
         prompt, items, examples = self.resources.prompt, self._items, self.examples
@@ -208,7 +206,7 @@ class EPRSelector(LearnedSelector):
         single = ranked[:, None], self.options.extreme, ranked[:, :1]
         self._contrast(model, rows, *single, lambda queries, _: model.query(questions.select(queries)))
 
-    def _scored(self, rows: IntArray) -> tuple[IntArray, FloatArray]:
+    def _scored(self, rows: IntArray) -> tuple[IntArray, DoubleArray]:
         """(Q, L) each question's candidates, and the log-likelihoods of its program after each of them."""
         near = self._near(rows)
         scores = self._scores(np.repeat(rows, near.shape[1]).tolist(), near.reshape(-1, 1).tolist())

@@ -21,10 +21,9 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.paper.learned import EPRSelector, question_batches
-from rcr_trainer.training.advantages import FloatArray
 
 NEGATIVES = 7  # less helpful examples besides the most helpful one, as in LLM-R
 
@@ -47,7 +46,7 @@ class LLMRSelector(EPRSelector):
 
         self._train(model, [model], len(rows), loss)
 
-    def _rewards(self, rows: IntArray, near: IntArray, scores: FloatArray) -> FloatArray:
+    def _rewards(self, rows: IntArray, near: IntArray, scores: DoubleArray) -> DoubleArray:
         """(Q, L) rewards of the candidates, by a reward model trained on the language model's scores (Q, L) of them."""
         build: Any = self.resources.policy
         model: TriEncoder = build(self._items)
@@ -71,5 +70,5 @@ class LLMRSelector(EPRSelector):
         self._train(model, [model.query, head], len(rows), loss, batches)
         with torch.inference_mode():
             vectors = torch.from_numpy(model.query.vectors(features)).to(head.weight.device)
-            rewards: FloatArray = head(vectors).double().cpu().numpy().reshape(near.shape)
+            rewards: DoubleArray = head(vectors).double().cpu().numpy().reshape(near.shape)
         return rewards

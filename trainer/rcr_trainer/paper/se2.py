@@ -20,18 +20,16 @@ from operator import itemgetter
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import LearnedSelector, States
-from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.rollout import states as states_of
 
-Vectors = Callable[[IntArray, IntArray], NDArray[np.float32]]
+Vectors = Callable[[IntArray, IntArray], FloatArray]
 """(queries (R,), their picks so far (R, t)) → state vectors (R, D)."""
 
 
@@ -99,7 +97,7 @@ def appended(question: str, picks: Sequence[Item]) -> str:
 
 
 def sequences(
-    score: Callable[[Sequence[int], Iterable[Sequence[int]]], FloatArray],
+    score: Callable[[Sequence[int], Iterable[Sequence[int]]], DoubleArray],
     rows: IntArray,
     pool: int,
     size: int,
@@ -128,7 +126,7 @@ def sequences(
 
 
 def beam(
-    logits: Callable[[IntArray, IntArray], FloatArray],
+    logits: Callable[[IntArray, IntArray], DoubleArray],
     excluded: Sequence[np.ndarray],
     k: int,
     *,

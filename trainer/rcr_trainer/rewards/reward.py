@@ -10,8 +10,8 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from langchain_rcr.basics.rows import BoolArray, DoubleArray
 from langchain_rcr.errors import RCRError
 from rcr_trainer.data.examples import Example
 from rcr_trainer.errors import ConfigError
@@ -103,7 +103,7 @@ def score(
     predictions: Sequence[str | None],
     examples: Sequence[Example],
     contexts: Sequence[Sequence[Example]],
-) -> NDArray[np.float64]:
+) -> DoubleArray:
     """Call a reward: (B,) scores, NaN where it gave None.
 
     A `RewardError` says that it raised an exception that isn't the project's own, or gave anything but B finite numbers
@@ -132,7 +132,7 @@ def score(
     return np.array([math.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def check_reward(reward: Reward, examples: Sequence[Example], *, quick: bool = False) -> NDArray[np.bool_]:
+def check_reward(reward: Reward, examples: Sequence[Example], *, quick: bool = False) -> BoolArray:
     """Check that a reward tells right from wrong; and which gold programs (Q,) it can score.
 
     Each gold program, with the example itself in the prompt, must earn the maximum. No program, and an empty one, must
@@ -159,14 +159,14 @@ def check_reward(reward: Reward, examples: Sequence[Example], *, quick: bool = F
     return scorable
 
 
-def _scorable(reward: Reward, examples: Sequence[Example]) -> NDArray[np.bool_]:
+def _scorable(reward: Reward, examples: Sequence[Example]) -> BoolArray:
     """Which gold programs (Q,) a reward can score; a `ConfigError` if it gives one less than the maximum."""
     gold = score(reward, [e.target for e in examples], examples, [[e] for e in examples])
     _demand(reward, gold, reward.maximum, examples, "its gold program")
     return ~np.isnan(gold)
 
 
-def _demand(reward: Reward, scores: NDArray[np.float64], wanted: float, examples: Sequence[Example], what: str) -> None:
+def _demand(reward: Reward, scores: DoubleArray, wanted: float, examples: Sequence[Example], what: str) -> None:
     wrong = np.flatnonzero(np.abs(scores - wanted) > _CLOSE)  # a comparison with NaN is False
     if len(wrong):
         first = wrong[0]

@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.families.encoder import Encoder
 from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
@@ -76,7 +75,7 @@ class Actor:
             state = state.update(self._contexts_of(picks))
         return found
 
-    def draw(self, rows: IntArray, uniforms: NDArray[np.float64] | None) -> Sequences:
+    def draw(self, rows: IntArray, uniforms: DoubleArray | None) -> Sequences:
         """Draw R = B · G sequences from the current policy, query by query, for B queries; B may be 0, here and below.
 
         `uniforms` are (B, G, k) numbers from [0, 1); None: one greedy sequence per query, G = 1.

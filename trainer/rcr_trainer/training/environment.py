@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from langchain_rcr.basics.items import readable
-from langchain_rcr.basics.rows import IntArray
+from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
@@ -22,7 +22,6 @@ from rcr_trainer.data.held_out import HeldOut, check_pool_size, share_held_out, 
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.rewards.reward import Reward, RewardError, check_reward, score
-from rcr_trainer.training.advantages import FloatArray
 from rcr_trainer.training.registry import GRPOSettings
 from rcr_trainer.training.runner import Job
 from rcr_trainer.training.supervision import Supervision
@@ -118,7 +117,7 @@ class Environment:
 
     def score(
         self, queries: Sequence[Example], picks: IntArray, reward: Reward | None = None
-    ) -> tuple[FloatArray, Tally]:
+    ) -> tuple[DoubleArray, Tally]:
         """Picks → prompts → language model → programs → rewards.
 
         For R questions with picks (R, k), by `reward` or the environment's own: (R,) rewards, NaN where there is
