@@ -24,10 +24,9 @@ from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPro
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
-from rcr_trainer.errors import ConfigError
+from rcr_trainer.errors import HIDDEN, ConfigError, remember, remember_key, without_secrets
 from rcr_trainer.llm.cache import Answer, Use
 from rcr_trainer.llm.faults import FailedResponseError, MalformedResponseError, diagnose
-from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
 from rcr_trainer.llm.scoring import WAYS, Scored
 from rcr_trainer.llm.settings import ONE_ANSWER, LLMSettings
 
