@@ -11,7 +11,7 @@ Every selector's picks are shown in its best order: the most similar question, o
 `MODEL=local:FOLDER` is a model that transformers loads (covr-parser). `--prompt '{"name": "sql_chat"}'` asks in another
 form, here with chat messages.
 Probabilities are of the gold program and the line break after it, from servers that give them
-(`rcr_trainer.llm.scoring`).
+(`rcr_trainer.llm.server`).
 
 A prompt is asked once: answers and probabilities are kept in runs/answers/answers.sqlite, the results file is written
 after each cell, and an interrupted benchmark resumes where it stopped. The file maps data set → model → row → what each

@@ -35,8 +35,9 @@ from langchain_core.language_models.fake import FakeListLLM
 from langchain_core.messages import AIMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from rcr_trainer.llm.cache import Answer, AnswerCache, Use
-from rcr_trainer.llm.client import Client, answer_of, completed, identity_of, plain
+from rcr_trainer.llm.client import Client, answer_of, plain
 from rcr_trainer.llm.faults import MalformedResponseError
+from rcr_trainer.llm.server import completed, identity_of
 from rcr_trainer.llm.settings import LLMSettings
 from safetensors.torch import load_file, save_file
 from tenants import TENANTS, over, selection

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm import faults
-from rcr_trainer.llm.client import completed
 from rcr_trainer.llm.faults import (
     AccessError,
     FailedResponseError,
@@ -21,6 +20,7 @@ from rcr_trainer.llm.faults import (
     TooLongError,
     retry_after,
 )
+from rcr_trainer.llm.server import completed
 
 KEY = "sk-very-secret"
 

@@ -15,9 +15,9 @@ import pytest
 from openai_server import OpenAIServer, Request, each, prompts_of
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer
-from rcr_trainer.llm.client import LONGEST_BODY
 from rcr_trainer.llm.faults import AccessError, LLMError, RequestError, TooLongError
 from rcr_trainer.llm.model import LanguageModel, open_llm
+from rcr_trainer.llm.server import LONGEST_BODY
 from rcr_trainer.llm.settings import LLMSettings
 
 pytestmark = pytest.mark.slow

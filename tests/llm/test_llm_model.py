@@ -22,7 +22,7 @@ from langchain_core.outputs import Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.errors import DataError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Use
-from rcr_trainer.llm.calls import Calls
+from rcr_trainer.llm.client import Calls
 from rcr_trainer.llm.faults import BudgetExceeded, Fault, LLMError
 from rcr_trainer.llm.model import LanguageModel
 from rcr_trainer.llm.settings import LLMSettings

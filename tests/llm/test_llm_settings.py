@@ -11,7 +11,7 @@ import pytest
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import open_llm
-from rcr_trainer.llm.scoring import Scored
+from rcr_trainer.llm.server import Scored
 from rcr_trainer.llm.settings import LLMSettings
 
 from langchain_rcr.errors import InputError

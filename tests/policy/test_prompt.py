@@ -12,7 +12,7 @@ from langchain_core.outputs import ChatResult, Generation, LLMResult
 from pydantic import Field
 from rcr_trainer.llm.client import Client
 from rcr_trainer.llm.model import LanguageModel
-from rcr_trainer.llm.scoring import Scored
+from rcr_trainer.llm.server import Scored
 from rcr_trainer.llm.settings import LLMSettings
 from toys import lexical
 

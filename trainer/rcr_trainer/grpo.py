@@ -31,7 +31,7 @@ from torch import Tensor
 
 from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.families.base import PARTS
-from rcr_trainer.llm.scoring import WAYS
+from rcr_trainer.llm.server import WAYS
 from rcr_trainer.training.actor import Actor
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.environment import Development, Environment, Tally

@@ -19,7 +19,7 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec
 from rcr_trainer.baselines import BASELINES, LearnedSettings
 from rcr_trainer.data.arrays import row_blocks
-from rcr_trainer.llm.scoring import Scorer
+from rcr_trainer.llm.server import Scorer
 
 Exclude: TypeAlias = Sequence[Collection[int]] | None
 """The pool positions that each query may not pick; None: no restrictions."""

@@ -1,6 +1,7 @@
-"""One call of a LangChain model: what is sent, and what the response says.
+"""The one place that calls a model: what is sent, what the response says, retries within a budget.
 
-Models of langchain-openai are made here from settings, and called through an HTTP client that checks each response.
+Answers are on disk before they are used. Calls run on the project's background event loop, so connections outlive a
+call of `generate`.
 """
 
 from __future__ import annotations
@@ -8,33 +9,33 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+import logging
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
-from types import SimpleNamespace
 from typing import Any, TypeAlias
-from urllib.parse import parse_qsl, urlsplit
 
-from langchain_core.language_models import BaseChatModel, BaseLanguageModel
+from langchain_core.language_models import BaseChatModel
 from langchain_core.messages import AIMessage, HumanMessage, SystemMessage
 from langchain_core.outputs import ChatGeneration, Generation
 from langchain_core.prompt_values import ChatPromptValue, PromptValue, StringPromptValue
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
-from rcr_trainer.errors import HIDDEN, ConfigError, remember, remember_key, without_secrets
-from rcr_trainer.llm.cache import Answer, Use
-from rcr_trainer.llm.faults import FailedResponseError, MalformedResponseError, diagnose
-from rcr_trainer.llm.scoring import WAYS, Scored
-from rcr_trainer.llm.settings import ONE_ANSWER, LLMSettings
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.cache import Answer, AnswerCache, Budget, Stats, Use
+from rcr_trainer.llm.faults import Fault, LLMError, diagnose
+from rcr_trainer.llm.server import COUNTS, WAYS, Scored, canonical, token_count
+from rcr_trainer.llm.settings import LLMSettings
+
+logger = logging.getLogger(__name__)
 
 Request: TypeAlias = str | Conversation | Scored
 """A prompt to answer, or a text to score."""
-
-LONGEST_BODY = 16 << 20
-"""Most bytes of a response, decompressed; log-probabilities of a prompt of 100,000 tokens take some 10 MB."""
 
 _FORMAT = 2
 """Part of every cache key; raise it if the text of an answer is ever stored in another form."""
@@ -43,14 +44,239 @@ _REFUSED = {"content_filter", "refusal", "safety", "recitation", "blocklist", "p
 _REFUSED |= {"guardrail_intervened"}
 _LONGEST_TEXT = 1 << 20
 """Characters of an answer that are read; the rest is cut off."""
-_MOST_TOKENS = 10_000_000
-"""No model reads or writes more tokens in one call; the longest contexts have up to this many."""
 _MESSAGE_TOKENS = 16
 """The most tokens that a chat's roles and separators add to a text."""
-_CONNECT_S = 10.0
-"""Seconds to connect; later an unreachable server couldn't be told from one whose answer may have to be paid for."""
-_OPENAI = "https://api.openai.com/v1"
-_COUNTS = ("prompt_tokens", "completion_tokens")
+_SCORED_TOGETHER = 32
+"""Batches of texts that a local model scores in one call: it groups those of similar length."""
+_MALFORMED_ATTEMPTS = 3
+"""Malformed responses to a prompt after which it has no program."""
+_ALL_MALFORMED = 10
+"""Prompts in a row with only malformed responses after which a run stops: the server speaks another protocol."""
+_LONGEST_BACKOFF_S = 30.0
+_LONGEST_WAIT_S = 600.0
+"""Seconds that a server may ask to wait; a run that waits longer looks as if it hangs."""
+
+
+class Calls:
+    """Calls of one model. All coroutines here run on the background loop, so they need no locks."""
+
+    def __init__(self, client: Client, settings: LLMSettings, cache: AnswerCache, stats: Stats, account: str) -> None:
+        self._client, self._settings, self._cache, self._stats = client, settings, cache, stats
+        self._account = account
+        self.budget = Budget(settings, cache.spent(account))
+        self._asking: asyncio.Task[Any] | None = None
+        self._settled = asyncio.Condition()
+        is_local = settings.kind == "local"
+        self._most, self._active, self._halved = 1 if is_local else settings.concurrency, 0, -math.inf
+        self._timeout = None if is_local else settings.timeout
+        self._not_before = 0.0
+        self._malformed = 0
+        self._said_waiting = False
+        self._doubtful: dict[bytes, Answer] = {}  # malformed; kept once the server is seen to answer other prompts
+        self.too_long: Exception | None = None  # how the server last refused a prompt that is longer than it reads
+        # Not the global generator: its state belongs to the training run.
+        self._jitter = random.Random()  # noqa: S311
+
+    async def close(self) -> None:
+        """Wait for running calls, so that what is paid for is kept; then close the client."""
+        if self._asking is not None:
+            await asyncio.wait([self._asking])
+        if self._stats.paid:
+            await self._book(self._doubtful, None, Use())
+        await self._client.close()
+
+    async def answers(self, requests: Mapping[bytes, Request], advance: Callable[[int], object]) -> dict[bytes, Answer]:
+        """The model's answers; at the first error, or once the caller is gone, calls that haven't begun are dropped."""
+        found, parts = dict[bytes, Answer](), self._parts(requests)
+        self._asking = asyncio.current_task()
+
+        async def work() -> None:
+            for part in parts:  # the iterator is shared by all workers
+                found.update(await self._ask_once(part))
+                advance(len(part))
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(min(self._most, len(requests))):
+                    group.create_task(work())
+        except BaseExceptionGroup as errors:
+            error = errors.exceptions[0]
+            raise error from error.__cause__
+        return found
+
+    def _parts(self, requests: Mapping[bytes, Request]) -> Iterator[dict[bytes, Request]]:
+        left, size = list(requests.items()), self._client.batch_size
+        if size > 1 and any(isinstance(request, Scored) for _, request in left):
+            size *= _SCORED_TOGETHER
+        elif size > 1:
+            # Prompts of similar length need less padding.
+            left.sort(key=lambda pair: len(str(pair[1])))
+        for start in range(0, len(left), size):
+            yield dict(left[start : start + size])
+
+    async def _ask_once(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
+        """Answers to the requests of one call; what another process is asking for now is waited for instead."""
+        while not self._cache.claim(requests):
+            if not self._said_waiting:
+                logger.info("%s: another run is asking for some of these answers; waiting for them", self._client.name)
+                self._said_waiting = True
+            await asyncio.sleep(0.2)
+        try:
+            found = await asyncio.to_thread(self._cache.get, requests)
+            missing = {key: request for key, request in requests.items() if key not in found}
+            return found | (await self._ask(missing) if missing else {})
+        finally:
+            self._cache.release(requests)
+
+    async def _ask(self, requests: Mapping[bytes, Request]) -> dict[bytes, Answer]:
+        """Answers to the requests of one call, in as many attempts as it takes."""
+        worst = self._client.worst(list(requests.values()))
+        attempt = malformed = limited = 0
+        paid = self._stats.paid
+        while True:
+            attempt += 1
+            began, answered = await self._reserve(worst), self._stats.paid
+            task = asyncio.ensure_future(self._attempt(requests, worst))
+            try:
+                outcome = await asyncio.shield(task)
+            except asyncio.CancelledError:
+                # Once begun it is paid for: as long as it runs, no other process may ask for the same.
+                await asyncio.wait([task])
+                task.exception()  # read here, or asyncio logs a traceback beside the error that is raised
+                raise
+            if not isinstance(outcome, Fault):
+                return outcome
+            if outcome.reason == "timeout" and self._stats.paid - answered < self._most:
+                self._halve(began)
+            malformed += outcome.reason == "malformed"
+            if outcome.kind == "unusable" or malformed == _MALFORMED_ATTEMPTS:
+                return await self._give_up(requests, outcome)
+            if outcome.reason == "too_long":
+                # Not kept: the server may be started again with a larger context.
+                if self.too_long is None:
+                    logger.warning("%s: prompts like that have no answer", outcome.error)
+                self.too_long = outcome.error
+                return {
+                    key: Answer("-inf" if isinstance(each, Scored) else None, "too_long")
+                    for key, each in requests.items()
+                }
+            if outcome.kind == "stop":
+                raise outcome.error
+            # A rate limit is no fault of this prompt as long as others are answered.
+            limited += outcome.reason == "429" and self._stats.paid > paid
+            paid = self._stats.paid
+            if attempt - limited == self._settings.attempts:
+                times = "attempt" if attempt == 1 else "attempts"
+                raise LLMError(f"{outcome.error}, in {attempt} {times}; answers so far are kept, so resume later")
+            await self._back_off(outcome, attempt)
+
+    async def _attempt(self, requests: Mapping[bytes, Request], worst: Use) -> dict[bytes, Answer] | Fault:
+        """Call the model once; when this returns, its answers are on disk and the cost is booked."""
+        self._stats.peak = max(self._stats.peak, self._active)
+        try:
+            async with asyncio.timeout(self._timeout):
+                given = await self._client.call(list(requests.values()))
+            pairs = zip(requests.items(), given, strict=True)
+            answers = {key: self._counted(answer, request) for (key, request), answer in pairs}
+        except Exception as error:  # of any kind: it is diagnosed, and raised unless temporary
+            fault = self._client.diagnose(error)
+            await self._book({}, worst, worst if fault.charged else Use())
+            return fault
+        used = sum((Use(1, answer.prompt_tokens, answer.completion_tokens) for answer in answers.values()), Use())
+        self._stats.paid += len(answers)
+        answers = self._doubtful | answers
+        self._malformed, self._doubtful = 0, {}
+        return await self._book(answers, worst, used)
+
+    async def _give_up(self, requests: Mapping[bytes, Request], fault: Fault) -> dict[bytes, Answer]:
+        """Empty answers, kept so that no resumed run pays for them again.
+
+        Not kept are probabilities, which a run can't do without, and malformed answers unless the server answers
+        others properly: it may be of another kind, or a proxy whose server is down.
+        """
+        answers = dict.fromkeys(requests, Answer(None, fault.reason))
+        if fault.reason != "malformed":
+            return await self._book(answers, None, Use())
+        self._malformed += 1
+        if self._malformed >= _ALL_MALFORMED:
+            self._doubtful = {}
+            last = f"nor was any of the last {_ALL_MALFORMED} prompts answered"
+            raise LLMError(f"{fault.error}; {last}: check llm.base_url and llm.kind")
+        if not any(isinstance(request, Scored) for request in requests.values()):
+            self._doubtful |= answers
+        return answers
+
+    def _counted(self, answer: Answer, request: Request) -> Answer:
+        read, written = answer.prompt_tokens, answer.completion_tokens
+        if read >= 0 and (written > 0 or (written == 0 and not answer.text)):
+            return answer
+        self._stats.counted += 1
+        if read < 0:
+            read = self._client.count_tokens(request)
+        if written <= 0:
+            written = 1 if isinstance(request, Scored) else self._client.count(answer.text or "")
+        return replace(answer, prompt_tokens=read, completion_tokens=written)
+
+    async def _reserve(self, worst: Use) -> float:
+        """Wait until the server, the budget and the concurrency limit allow another call; returns the time.
+
+        A call's slot is freed once its answers are on disk, so a kill loses at most as many calls as there are slots.
+        """
+        now = asyncio.get_running_loop().time
+        async with self._settled:
+            while (left := self._not_before - now()) > 0 or self._active >= self._most or not self.budget.fits(worst):
+                if not self._active and not self.budget.fits(worst):
+                    raise self.budget.exceeded(self._client.name)
+                # Running calls may turn out cheaper than their worst case.
+                pause = left + self._jitter.uniform(0, min(1.0, 0.1 * left)) if left > 0 else None
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(pause):
+                        await self._settled.wait()
+            self._active += 1
+            self.budget.reserved += worst
+        return now()
+
+    def _halve(self, began: float) -> None:
+        """Make fewer calls at a time, as one that `began` then has timed out.
+
+        A server that answers one prompt at a time keeps the others waiting; it isn't one if it has answered that many
+        meanwhile. Calls that began before the last halving say nothing new.
+        """
+        if began >= self._halved and self._most > 1:
+            self._most, self._halved = self._most // 2, asyncio.get_running_loop().time()
+            fewer = "%s: too slow for so many calls at a time (llm.concurrency), now %d"
+            logger.warning(fewer, self._client.name, self._most)
+
+    async def _book(self, answers: Mapping[bytes, Answer], worst: Use | None, used: Use) -> dict[bytes, Answer]:
+        """Put answers on disk with their cost, and end their reservation; returns the answers as stored."""
+        stored = dict(answers)
+        async with self._settled:  # one at a time, or an older sum could overwrite what the account has spent
+            if worst is not None:
+                self._active -= 1
+                self.budget.reserved -= worst
+            self.budget.spent += used
+            self._stats.used += used
+            self._settled.notify_all()
+            if answers or used.calls:
+                put = asyncio.to_thread(self._cache.put, self._client.name, answers, self._account, used)
+                stored, self.budget.spent = await put
+        return stored
+
+    async def _back_off(self, fault: Fault, attempt: int) -> None:
+        doubled = self._settings.backoff * 2.0 ** min(attempt - 1, 99)
+        # Most limits on rates are for a minute, which the default attempts must outlast.
+        times, least = (4, 0.75) if fault.reason == "429" else (1, 0.5)
+        wait = min(_LONGEST_BACKOFF_S, times * doubled) * self._jitter.uniform(least, 1)
+        if fault.wait:  # 0, or a time that has passed by this clock, says nothing
+            if fault.wait > _LONGEST_WAIT_S:
+                raise LLMError(f"{fault.error}; it asks to wait {fault.wait:,.0f} s: resume the run after that")
+            # The limit is the account's, so it holds for all calls.
+            self._not_before = max(self._not_before, asyncio.get_running_loop().time() + fault.wait)
+            wait = 0.0
+        self._stats.retries[fault.reason] += 1
+        told = "%s: %s in attempt %d, next in %.1f s"
+        logger.info(told, self._client.name, fault.reason, attempt, wait or fault.wait or 0.0)
+        await asyncio.sleep(wait)
 
 
 class Client:
@@ -163,14 +389,6 @@ class Client:
         return ChatPromptValue(messages=[*([SystemMessage(system)] if system else []), *messages])
 
 
-def canonical(value: object) -> str:
-    """A text that is equal for exactly those values that are the same JSON when sent."""
-    try:
-        return json.dumps(value, sort_keys=True, default=repr)
-    except TypeError:  # names of several types can't be sorted until they are text
-        return json.dumps(json.loads(json.dumps(value, default=repr)), sort_keys=True)
-
-
 def plain(text: str) -> str:
     """The text made encodable in UTF-8: surrogate pairs are joined, and half a pair becomes U+FFFD."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
@@ -209,170 +427,7 @@ def _usage(generation: Generation, whole: Mapping[str, Any]) -> tuple[int, int]:
     return -1, -1
 
 
-def _counts(reported: Mapping[str, Any], names: tuple[str, str] = _COUNTS) -> tuple[int, int]:
-    read, written = (_token_count(reported.get(name)) for name in names)
+def _counts(reported: Mapping[str, Any], names: tuple[str, str] = COUNTS) -> tuple[int, int]:
+    read, written = (token_count(reported.get(name)) for name in names)
     # No prompt has 0 tokens: LangChain writes 0 if the server reports nothing.
     return read or -1, written
-
-
-def _token_count(value: object) -> int:
-    """A reported number of tokens; −1 if missing or implausible."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST_TOKENS:
-        return -1
-    return int(value)
-
-
-def address_of(settings: LLMSettings) -> str:
-    """Where a server's model is served."""
-    return settings.base_url or os.environ.get("OPENAI_API_BASE") or os.environ.get("OPENAI_BASE_URL") or _OPENAI
-
-
-def identity_of(settings: LLMSettings) -> dict[str, Any]:
-    """What distinguishes a server's model: all that is sent except the key from the environment.
-
-    What looks like a secret may be a parameter (`eos_token`), so it counts. A password may be short enough to guess,
-    and answer files are passed around, so the hash is a slow one.
-    """
-    address = address_of(settings).rstrip("/")
-    sent = {"place": address, "extra_body": settings.extra_body}
-    public = without_secrets(address).replace(f"{HIDDEN}@", "").rstrip("/")
-    masked = {"place": public, "extra_body": without_secrets(settings.extra_body)}
-    if canonical(masked) != canonical(sent):
-        masked["hidden"] = hashlib.scrypt(canonical(sent).encode(), salt=b"langchain-rcr", n=1 << 14, r=8, p=1).hex()
-    return {"model": settings.model, "temperature": settings.temperature, **masked}
-
-
-def make_model(settings: LLMSettings) -> tuple[BaseLanguageModel[Any], Any]:
-    """`OpenAI` (kind "completion") or `ChatOpenAI` (kind "chat") from settings, and its HTTP client.
-
-    langchain-openai would share one client between models, but connections belong to the event loop that opened them.
-    Its retries are off, too: they would repeat `insufficient_quota` past the budget.
-
-    Raises:
-        ConfigError: the key in the environment can't be one, or there is none and the server is OpenAI's own.
-    """
-    from langchain_openai import ChatOpenAI, OpenAI
-    from openai import Timeout
-
-    key, address = os.environ.get(settings.api_key_env, "").strip(), address_of(settings)
-    remember_key(key)
-    if not (key.isascii() and key.isprintable()):
-        raise ConfigError(f"the API key in {settings.api_key_env} can't be sent: it has characters that no key has")
-    remember([address, settings.extra_body])
-    parts = urlsplit(address)
-    is_openais_own = parts.hostname == urlsplit(_OPENAI).hostname
-    if not key and is_openais_own:
-        raise ConfigError(
-            f"no API key: set the environment variable {settings.api_key_env} (llm.api_key_env), or llm.base_url for "
-            "a server of your own"
-        )
-    timeout = Timeout(settings.timeout, connect=min(_CONNECT_S, settings.timeout / 2))
-    http = _checking_client(timeout, os.environ.get("OPENAI_PROXY"))
-    # Sent as null, a limit would be none.
-    body = {name: value for name, value in settings.extra_body.items() if value is not None or name not in ONE_ANSWER}
-    options: dict[str, Any] = {
-        "model": settings.model,
-        "base_url": parts._replace(query="").geturl(),
-        "default_query": dict(parse_qsl(parts.query)) or None,
-        "api_key": key or "none",  # other servers accept any, but the client insists on one
-        "timeout": timeout,
-        "max_retries": 0,
-        "cache": False,
-        "http_async_client": http,
-        "openai_proxy": None,
-    }
-    if settings.kind == "completion":
-        model = OpenAI(**options, max_tokens=settings.max_tokens, extra_body=body or None)
-        completions = model.async_client
-
-        async def create(**params: Any) -> Any:
-            # What langchain-openai does, but without pydantic's warnings about odd fields.
-            return (await completions.create(**params)).model_dump(warnings=False)
-
-        # Its own default temperature would be 0.7.
-        own = {"async_client": SimpleNamespace(create=create), "temperature": settings.temperature}
-        return model.model_copy(update=own), http
-    # ChatOpenAI renames it max_completion_tokens; most other servers ignore that and write without end.
-    if is_openais_own or "max_completion_tokens" not in body:
-        (options if is_openais_own else body).setdefault("max_tokens", settings.max_tokens)
-    options |= {"temperature": settings.temperature, "extra_body": body or None}
-    return ChatOpenAI(**options, use_responses_api=False), http
-
-
-def _checking_client(timeout: Any, proxy: str | None) -> Any:
-    """An HTTP client that accepts only answers in OpenAI's protocol, of limited size.
-
-    It follows no redirects: they would take the prompt, and keys in the user's own headers, to another host.
-    """
-    import openai
-
-    class Checking(openai.DefaultAsyncHttpxClient):
-        async def send(self, request: Any, *, stream: bool = False, **options: Any) -> Any:
-            # By default the client also asks for encodings that it decodes without limit.
-            request.headers["Accept-Encoding"] = "gzip"
-            response = await super().send(request, stream=True, **options)
-            try:
-                content = await _body(response)
-            finally:
-                await response.aclose()
-            if response.is_success and not stream:
-                content = completed(content)
-            sent_as = ("content-encoding", "content-length", "transfer-encoding")
-            headers = [(name, value) for name, value in response.headers.multi_items() if name not in sent_as]
-            return type(response)(
-                response.status_code, headers=headers, content=content, request=request, extensions=response.extensions
-            )
-
-    return Checking(timeout=timeout, proxy=proxy, follow_redirects=False)
-
-
-async def _body(response: Any) -> bytes:
-    """A response's content, decompressed no further than `LONGEST_BODY`: 48 kB may unpack to gigabytes."""
-    encoding = response.headers.get("content-encoding", "identity").strip().lower()
-    if encoding not in ("identity", "gzip"):
-        raise MalformedResponseError(f"encoded as {encoding[:60]!r}, where gzip was asked for")
-    unpacker = zlib.decompressobj(wbits=31) if encoding == "gzip" else None
-    content, received = bytearray(), 0
-    async for chunk in response.aiter_raw():
-        received += len(chunk)
-        try:
-            if unpacker is None:
-                content += chunk
-            elif not unpacker.eof:  # or else it would join all that comes behind, chunk by chunk
-                content += unpacker.decompress(chunk, LONGEST_BODY + 1 - len(content))
-        except zlib.error as error:
-            raise MalformedResponseError(f"not gzip: {error}") from None
-        if max(received, len(content)) > LONGEST_BODY:
-            raise MalformedResponseError(f"over {LONGEST_BODY >> 20} MiB")
-    return bytes(content)
-
-
-def completed(content: bytes) -> bytes:
-    """A response's body, checked, with the fields that langchain-openai relies on.
-
-    Implausible token counts are left out, so that they are estimated; a null text becomes empty.
-    """
-    try:
-        body = json.loads(content)
-    except (ValueError, RecursionError):  # not JSON, a number of over 4,300 digits, or nested too deeply
-        raise MalformedResponseError(f"not JSON: {content[:60]!r}") from None
-    if not isinstance(body, dict):
-        raise MalformedResponseError(f"no JSON object: {content[:60]!r}")
-    choices, usage = body.get("choices"), body.get("usage")
-    if body.get("error"):
-        raise FailedResponseError(body["error"], charged=bool(choices))
-    if not isinstance(choices, list) or not choices or not all(isinstance(choice, dict) for choice in choices):
-        raise MalformedResponseError(f"no choices: {content[:200]!r}")
-    for choice in choices:
-        ending = choice.get("finish_reason")
-        # What failed while the model wrote, as OpenRouter says it, or vLLM and SGLang.
-        if choice.get("error") or ending in ("error", "abort"):
-            raise FailedResponseError(choice.get("error") or f"finish_reason {ending}", charged=True)
-        if "message" not in choice:
-            choice["text"] = choice.get("text") or ""
-    told = usage if isinstance(usage, dict) else {}
-    read, written, total = (_token_count(told.get(name)) for name in (*_COUNTS, "total_tokens"))
-    if read >= 0:  # xAI and Gemini count what a model thinks, and charge for, in the total alone
-        written = max(written, total - read)
-    body["usage"] = {name: count for name, count in zip(_COUNTS, (read, written), strict=True) if count >= 0}
-    return json.dumps(body).encode()

@@ -19,10 +19,9 @@ from langchain_rcr.programs import get_parser
 from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.cache import Answer, AnswerCache, Estimate, Stats, Use
-from rcr_trainer.llm.calls import Calls
-from rcr_trainer.llm.client import Client, Request, identity_of, make_model
+from rcr_trainer.llm.client import Calls, Client, Request
 from rcr_trainer.llm.faults import LLMError, RequestError, TooLongError, UnscoredError
-from rcr_trainer.llm.scoring import WAYS, Scored
+from rcr_trainer.llm.server import WAYS, Scored, identity_of, make_model
 from rcr_trainer.llm.settings import LLMSettings
 
 logger = logging.getLogger(__name__)
