@@ -9,10 +9,9 @@ from rcr_trainer import grpo
 from rcr_trainer.data.held_out import Barred
 from rcr_trainer.settings import GRPOSettings
 from rcr_trainer.training import actor as actor_module
-from rcr_trainer.training.actor import Actor, Leaf
+from rcr_trainer.training.actor import Actor, Leaf, Sequences
 from rcr_trainer.training.environment import Environment
 from rcr_trainer.training.losses import grpo_loss
-from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Job
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical
 

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.training.rollout import draw, masked, sequence_log_probs, states
+from rcr_trainer.training.actor import draw, masked, sequence_log_probs, states
 
 from langchain_rcr.families.state import AdditiveState
 

@@ -32,12 +32,11 @@ from torch import Tensor
 from langchain_rcr.basics.rows import DoubleArray, IntArray
 from langchain_rcr.families.base import PARTS
 from rcr_trainer.llm.server import WAYS
-from rcr_trainer.training.actor import Actor
+from rcr_trainer.training.actor import Actor, Sequences
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.environment import Development, Environment, Tally
 from rcr_trainer.training.losses import gap, grpo_loss, kl_estimate, ratio
 from rcr_trainer.training.registry import ADVANTAGES, GRPOSettings
-from rcr_trainer.training.rollout import Sequences
 from rcr_trainer.training.runner import Figures, Job, Result, Runner
 
 logger = logging.getLogger(__name__)

@@ -35,10 +35,10 @@ from langchain_rcr.families.encoding import Features
 from langchain_rcr.index.base import PoolVectors
 from rcr_trainer.data.held_out import Barred, HeldOut, check_pool_size
 from rcr_trainer.errors import DataError
+from rcr_trainer.training.actor import states
 from rcr_trainer.training.environment import Development, greedy_picks
 from rcr_trainer.training.losses import Targets
 from rcr_trainer.training.registry import LOSSES, SFTSettings
-from rcr_trainer.training.rollout import states
 from rcr_trainer.training.runner import Figures, Job, Result, Runner
 from rcr_trainer.training.supervision import Batch, Supervision, hard_negatives, info_nce_batches, listwise_batches
 

@@ -26,9 +26,9 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import LearnedSelector, question_batches
 from rcr_trainer.paper.se2 import beam
+from rcr_trainer.training.actor import Sequences, draw, masked, sequence_log_probs, states
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss
-from rcr_trainer.training.rollout import Sequences, draw, masked, sequence_log_probs, states
 
 _CLIP = 0.2
 

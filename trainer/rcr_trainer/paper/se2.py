@@ -27,7 +27,7 @@ from langchain_rcr.basics.rows import DoubleArray, FloatArray, IntArray
 from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import LearnedSelector, States
-from rcr_trainer.training.rollout import states as states_of
+from rcr_trainer.training.actor import states as states_of
 
 Vectors = Callable[[IntArray, IntArray], FloatArray]
 """(queries (R,), their picks so far (R, t)) → state vectors (R, D)."""
