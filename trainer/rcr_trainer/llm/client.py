@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from itertools import cycle
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from langchain_core.language_models import BaseChatModel
@@ -282,9 +283,10 @@ class Calls:
 class Client:
     """A LangChain completion or chat model, called without the retries and caches of LangChain or the model itself.
 
-    The other arguments are as for `LanguageModel`.
-
     Args:
+        model, settings: as for `LanguageModel`.
+        identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
+        prompt: how it is asked.
         count_tokens: the model's tokenizer, text → number; None: an upper bound, the number of bytes.
         name: for messages; None: the model's class.
         place: where it is served, for messages; "" if unknown.
@@ -296,7 +298,7 @@ class Client:
         model: Any,
         settings: LLMSettings,
         *,
-        identity: Mapping[str, Any],
+        identity: Mapping[str, Any] = MappingProxyType({}),
         prompt: Prompt = APPENDIX_D,
         count_tokens: Callable[[str], int] | None = None,
         name: str | None = None,
@@ -304,6 +306,7 @@ class Client:
         http: Any = None,
     ) -> None:
         self._model, self._http, self._is_chat = model, http, isinstance(model, BaseChatModel)
+        self.prompt = prompt
         # A chat model ends by itself; reasoning models refuse stop sequences, or stop inside their thoughts.
         usual = () if self._is_chat else prompt.stop
         self.stop = list(usual if settings.stop is None else settings.stop)

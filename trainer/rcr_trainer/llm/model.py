@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,7 @@ from typing import Any
 from langchain_rcr.basics.background import background
 from langchain_rcr.basics.progress import bar
 from langchain_rcr.chains.answers import program_of
-from langchain_rcr.policy.prompt import APPENDIX_D, Conversation, Prompt
+from langchain_rcr.policy.prompt import Conversation
 from langchain_rcr.programs import get_parser
 from langchain_rcr.programs.remembering import remembered
 from rcr_trainer.errors import ConfigError
@@ -40,13 +40,11 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
     Args:
         model: a `BaseLLM` or `BaseChatModel`, with the temperature and longest answer that the settings name.
         settings: with kind "local", a call has `batch_size` prompts.
-        identity: a JSON object that changes whenever the model or its parameters do, for answers in a file.
         cache_path: the file with the answers, kept across runs; None: in memory.
         language: of the programs in the answers.
-        prompt: how it is asked.
         account: a name (the run's) under which the cache file keeps what is spent, so that the budget holds across
             restarts (and, except for calls running elsewhere, across processes).
-        **options: of `Client`: the model's name, place, tokenizer and HTTP client.
+        **options: of `Client`, such as the prompt.
     """
 
     def __init__(
@@ -54,21 +52,19 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         model: Any,
         settings: LLMSettings | None = None,
         *,
-        identity: Mapping[str, Any] | None = None,
         cache_path: str | os.PathLike[str] | None = None,
         language: str = "functional",
-        prompt: Prompt = APPENDIX_D,
         account: str = "",
         **options: Any,
     ) -> None:
         settings = settings or LLMSettings()
-        self._client = client = Client(model, settings, identity=identity or {}, prompt=prompt, **options)
-        self.name, self.prompt, self.stats = client.name, prompt, Stats(settings)
+        self._client = client = Client(model, settings, **options)
+        self.name, self.prompt, self.stats = client.name, client.prompt, Stats(settings)
         self.count_tokens, self.money = client.count_tokens, settings.money
         self._cache = AnswerCache(cache_path)
         self._calls = Calls(client, settings, self._cache, self.stats, account)
         # A group's prompts often get the same answer.
-        self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=prompt.labels))
+        self._program_of = remembered(1 << 24)(partial(program_of, language=language, labels=self.prompt.labels))
         self._language, self._looked_at, self._useless = language, 0, 0
         self._scores: bool | UnscoredError = settings.kind == "local"  # False: not known yet
         self._closed = False
@@ -215,18 +211,11 @@ class LanguageModel(AbstractContextManager["LanguageModel"]):
         return [found[key] for key in keys]
 
 
-def open_llm(
-    settings: LLMSettings,
-    cache_path: str | os.PathLike[str] | None,
-    *,
-    language: str = "functional",
-    prompt: Prompt = APPENDIX_D,
-    account: str = "",
-) -> LanguageModel:
+def open_llm(settings: LLMSettings, cache_path: str | os.PathLike[str] | None, **options: Any) -> LanguageModel:
     """Open the model that the settings name. Nothing is sent yet.
 
-    The other arguments are those of `LanguageModel`. A `ConfigError` says what is missing: a model name, an API key for
-    OpenAI's own server, a folder.
+    The options (language, prompt, account) are those of `LanguageModel`. A `ConfigError` says what is missing: a model
+    name, an API key for OpenAI's own server, a folder.
     """
     if not settings.given:
         raise ConfigError(
@@ -234,7 +223,7 @@ def open_llm(
             "default, since models come and go: OpenAI has shut down those that older programs name)"
         )
     identity: dict[str, Any] = {"kind": settings.kind, "max_tokens": settings.max_tokens}
-    options: dict[str, Any] = {"name": settings.model, "language": language, "prompt": prompt, "account": account}
+    options["name"] = settings.model
     model: Any
     if settings.kind == "local":
         from rcr_trainer.llm.local import LocalLM
