@@ -48,7 +48,7 @@ class CEILSelector(EPRSelector, DPPSelector):
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
         super()._learn(model, rows)
-        rng, items, device = np.random.default_rng(self.resources.seed), self._items, next(model.parameters()).device
+        rng, items = np.random.default_rng(self.resources.seed), self._items
         candidates = unit(model.candidate.encode(items))
         questions = model.query.featurize([Item(items[row].source) for row in rows])
         similarity = np.round(unit(model.query.vectors(questions)) @ candidates.T, 6)
@@ -57,7 +57,7 @@ class CEILSelector(EPRSelector, DPPSelector):
         sets = draw_sets(near, self.options.sets, self.k, rng)
         scores = self._scores(np.repeat(rows, sets.shape[1]).tolist(), sets.reshape(-1, sets.shape[2]).tolist())
         by_question = torch.from_numpy(scores.reshape(sets.shape[:2]))
-        shown = torch.from_numpy(candidates).to(device)
+        shown = model.query.given(candidates)
 
         def loss(batch: IntArray) -> Tensor:
             queries = normalize(model.query(questions.select(batch)), dim=-1)

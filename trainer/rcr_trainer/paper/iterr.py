@@ -58,11 +58,12 @@ class ITERRSelector(LearnedSelector):
         return options.epochs * queries * options.sets
 
     def _learn(self, model: TriEncoder, rows: IntArray) -> None:
-        device, tau = next(model.parameters()).device, [model.config.tau] * self.k
-        self._cell = cell = nn.GRUCell(model.dim, model.dim).to(device)
+        given, tau = model.query.given, [model.config.tau] * self.k
+        self._cell = cell = nn.GRUCell(model.dim, model.dim)
         with torch.no_grad():
             cell.bias_ih[model.dim : 2 * model.dim] += 3.0  # update gate: the state hardly changes
-        candidates = torch.from_numpy(model.candidate.encode(self._items)).to(device)
+        candidates = given(model.candidate.encode(self._items))
+        cell.to(candidates.device)
         questions = model.query.featurize([Item(self.examples[row]["source"]) for row in rows])
         barred = torch.ones(len(rows), len(candidates), dtype=torch.bool)
         barred.scatter_(1, torch.from_numpy(self._near(rows)), value=False)
@@ -72,7 +73,7 @@ class ITERRSelector(LearnedSelector):
             return Recurrent(cell, model.query(questions.select(batch)).repeat_interleave(group, 0))
 
         def closed(batch: IntArray) -> Tensor:
-            return barred[batch].repeat_interleave(group, 0).to(device)
+            return barred[batch].repeat_interleave(group, 0).to(candidates.device)
 
         def batches(rng: np.random.Generator) -> Iterator[tuple[IntArray, Sequences, Tensor, Tensor]]:
             # Drawn one at a time, by the policy as the previous batch left it.
@@ -83,8 +84,8 @@ class ITERRSelector(LearnedSelector):
                     drawn = draw(begun, candidates, candidates.__getitem__, shut, self.k, tau=tau, uniforms=uniforms)
                 rewards = self._scores(np.repeat(rows[batch], group).tolist(), drawn.picks.tolist())
                 rewards = np.where(np.isfinite(rewards), rewards, np.nan).reshape(-1, group)
-                advantages, scored = (torch.from_numpy(each.ravel()) for each in estimate("grpo", rewards))
-                yield batch, drawn, advantages.float().to(device), scored.to(device)
+                advantages, scored = (given(each.ravel()) for each in estimate("grpo", rewards))
+                yield batch, drawn, advantages.float(), scored
 
         def loss(material: tuple[IntArray, Sequences, Tensor, Tensor]) -> Tensor:
             batch, drawn, advantages, scored = material
@@ -96,9 +97,7 @@ class ITERRSelector(LearnedSelector):
         self._train(model, [model.query, cell], len(rows), loss, batches)
 
     def _pick(self, queries: Sequence[str], k: int, excluded: list[np.ndarray]) -> np.ndarray:
-        device = next(self._cell.parameters()).device
-        starts = torch.from_numpy(self._query_vectors(queries)).to(device)
-        candidates = torch.from_numpy(self._candidates[self._row_of]).to(device)
+        starts, candidates = map(self.model.query.given, (self._query_vectors(queries), self._candidates[self._row_of]))
 
         @torch.inference_mode()
         def logits(rows: IntArray, picks: IntArray) -> DoubleArray:

@@ -125,7 +125,7 @@ class LearnedSelector(Baseline):
         The states are the prefixes of the sequences (Q, k).
         """
         every, own, pool = np.argwhere(np.ones(sequences.shape, dtype=bool)), list(rows[:, None]), self._items
-        candidates, device = model.candidate.featurize(pool), next(model.parameters()).device
+        candidates, given = model.candidate.featurize(pool), model.candidate.given
         half = max(1, ranked.shape[2] // 2)
         best, worst = min(best, half), min(self.options.extreme, half)
 
@@ -142,8 +142,7 @@ class LearnedSelector(Baseline):
             # Each row of the batch is a single state with a positive.
             rivals = model.candidate(candidates.select(batch.candidates))
             logits = states(batch.queries, batch.steps.argmax(axis=1)) @ rivals.T
-            allowed = torch.from_numpy(batch.allowed(own, len(pool))[batch.steps]).to(device)
-            positive = torch.from_numpy(np.asarray(batch.positive)).to(device)
+            allowed, positive = given(batch.allowed(own, len(pool))[batch.steps]), given(np.asarray(batch.positive))
             return info_nce(logits, Targets(torch.zeros_like(logits), allowed, positive=positive, mask_equals=False))
 
         self._train(model, [model], len(every), loss, batches)
