@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 
 from langchain_rcr.chains.answers import cut
 from langchain_rcr.families.pooled import undisturbed
+from langchain_rcr.families.untrusted import refusing
 from rcr_trainer.errors import ConfigError
 
 
@@ -44,7 +45,7 @@ class LocalLM(BaseLLM):
         super().__init__(**options)
         # Not in a validator: pydantic would treat a ConfigError, which is a ValueError, as its own.
         device = self.device if self.device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
-        try:
+        with refusing(f"the language model '{self.model}' can't be loaded (a local folder or a hub name)", ConfigError):
             with undisturbed():
                 self._tokenizer = AutoTokenizer.from_pretrained(
                     self.model, padding_side="left", trust_remote_code=False, clean_up_tokenization_spaces=False
@@ -53,11 +54,6 @@ class LocalLM(BaseLLM):
                     self.model, dtype=self.dtype, trust_remote_code=False
                 )
             self._model.eval().requires_grad_(False).to(device)
-        except Exception as error:  # of any kind: hub, network, file format, a library that the tokenizer needs
-            reason = " ".join(str(error).split())[:300]
-            raise ConfigError(
-                f"the language model '{self.model}' can't be loaded (a local folder or a hub name): {reason}"
-            ) from error
 
     def count_tokens(self, text: str) -> int:
         """Tokens of a text, as the model reads it."""
