@@ -71,8 +71,8 @@ def run(config: Settings, *, until: str = "evaluation", resume: bool = False, ov
                     try_scoring(config, tasks.divide(config, read_split(current.data)))
             processes.wait()
             if not processes.first:
-                current = Run.open(config.folder, trust=True, writes=False)
-                current.config = config
+                current = Run.open(config.folder, trust=True)
+                current.config, current.writes = config, False
             task = tasks.divide(config, read_split(current.data))
             for name, stage in (("sft", sft_stage), ("grpo", grpo_stage)):
                 if name in wanted:

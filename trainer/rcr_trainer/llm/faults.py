@@ -80,8 +80,6 @@ _STOPS: dict[int | str, str] = {
     "other": "the server refuses the request with status {status}: check the parameters under llm",
 }
 """What another attempt can't fix, by status or other sign, and what to do about it."""
-_REQUEST_ERRORS: dict[int | str, type[RequestError]] = {"too_long": TooLongError, "other": RequestError}
-"""Those of them that are the request's fault; the others are an `AccessError`."""
 
 # Codes and words of OpenAI, Azure, Anthropic and LiteLLM; the last also of vLLM, llama.cpp (which says 500 to what it
 # doesn't support), TGI and Gemini.
@@ -151,7 +149,8 @@ def _by_status(error: Exception, status: int, who: str, said: str) -> Fault:
         which = "redirect"
     place = _shown(headers.get("location", "another address").split("?")[0])
     advice = _STOPS[which].format(place=place, status=status)
-    kind = _REQUEST_ERRORS.get(which, AccessError)
+    # The request's fault, or the account's and the address's.
+    kind = TooLongError if which == "too_long" else RequestError if which == "other" else AccessError
     return Fault("stop", str(which), kind(f"{who}: {advice} (the server says: {said})"))
 
 

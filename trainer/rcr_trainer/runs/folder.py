@@ -64,7 +64,7 @@ class Run:
     """One run folder, from `create` or `open`.
 
     Attributes:
-        writes: whether this object writes into the folder.
+        writes: whether this object writes into the folder; False if another process does.
         foreign: the settings whose values come from the folder, not the caller: see `rcr_trainer.runs.trust`.
         vectors: frozen text vectors, so that the base model reads every text only once across stages.
     """
@@ -128,16 +128,13 @@ class Run:
         return run
 
     @classmethod
-    def open(
-        cls, path: str | Path, *, flags: Mapping[str, str] | None = None, trust: bool = False, writes: bool = True
-    ) -> Run:
+    def open(cls, path: str | Path, *, flags: Mapping[str, str] | None = None, trust: bool = False) -> Run:
         """Open an existing run: a run folder, or the checkpoint folder inside one.
 
         Args:
             path: the folder.
             flags: settings that override those written there, as `load_config` takes them.
             trust: whether what is written there counts as the caller's own word; see `rcr_trainer.runs.trust`.
-            writes: False if another process writes the same run.
 
         Raises:
             CheckpointError: it is no run, is damaged, was written by a newer version or, without `trust`, has links
@@ -166,7 +163,6 @@ class Run:
         if not (folder / "config.yaml").is_file():
             raise CheckpointError(f"{folder} is damaged: config.yaml is missing")
         run = cls(folder, run_config(folder / "config.yaml", flags), record)
-        run.writes = writes
         if not trust:
             run.foreign = frozenset(settings().keys() - (flags or {}).keys())
         return run
