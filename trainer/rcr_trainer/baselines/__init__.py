@@ -35,7 +35,7 @@ BASELINES = {
     "se2_tri": "rcr_trainer.paper.se2:Se2TriSelector",
     "ceil": "rcr_trainer.paper.ceil:CEILSelector",
     "iterr": "rcr_trainer.paper.iterr:ITERRSelector",
-    "llm_r": "rcr_trainer.paper.llm_r:LLMRSelector",
+    "llm_r": "rcr_trainer.paper.learned:LLMRSelector",
     "oracle": "rcr_trainer.baselines.greedy:OracleSelector",
     "cover_ls_gold": "rcr_trainer.baselines.greedy:CoverLSGoldSelector",
 }
