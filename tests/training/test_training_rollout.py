@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from rcr_trainer.training.actor import draw, masked, sequence_log_probs, states
+from rcr_trainer.training.actor import draw, sequence_log_probs, states
 
 from langchain_rcr.families.state import AdditiveState
 
@@ -35,9 +35,7 @@ def slow_log_prob(query, candidates, contexts, sequence, barred, tau=TAU, lam=0.
 def fast_log_probs(query, candidates, contexts, sequences, barred=BARRED, tau=TAU):
     picks = torch.tensor(sequences)
     start = AdditiveState(0.8).start(query.expand(len(picks), -1))
-    before = states(start, contexts[picks[:, :-1]])
-    closed = masked(barred.expand(len(picks), -1), picks)
-    return sequence_log_probs(before, candidates, picks, closed, tau)
+    return sequence_log_probs(start, candidates, contexts[picks[:, :-1]], barred.expand(len(picks), -1), picks, tau)
 
 
 def test_every_ordered_subset_once_and_the_probabilities_sum_to_one():
@@ -145,11 +143,12 @@ def test_greedy_takes_the_most_probable_at_every_step():
 # ---------------------------------------------------------------- masks and gradients
 
 
-def test_masks_by_hand():
+def test_probabilities_by_hand():
     barred = torch.tensor([[True, False, False, False, False]])
-    picks = torch.tensor([[3, 1]])
-    assert masked(barred, picks)[0].tolist() == [[True, False, False, False, False], [True, False, False, True, False]]
-    assert masked(barred, picks[:, :1])[0].tolist() == [[True, False, False, False, False]]
+    nothing = [torch.zeros(rows, D).double() for rows in (1, 5, 5)]  # so what is left is equally probable
+    pairs = fast_log_probs(*nothing, [(3, 1), (1, 3), (3, 3), (0, 1), (3, 0)], barred, TAU[:2])
+    np.testing.assert_allclose(pairs.exp(), [1 / 12, 1 / 12, 0, 0, 0], rtol=1e-12)
+    np.testing.assert_allclose(fast_log_probs(*nothing, [(3,), (0,)], barred, TAU[:1]).exp(), [1 / 4, 0], rtol=1e-12)
 
 
 def test_gradients_against_finite_differences():
@@ -158,8 +157,7 @@ def test_gradients_against_finite_differences():
 
     def log_probs(query, candidates, contexts):
         start = AdditiveState(0.8).start(query.expand(2, -1))
-        closed = masked(BARRED.expand(2, -1), picks)
-        return sequence_log_probs(states(start, contexts[picks[:, :-1]]), candidates, picks, closed, TAU)
+        return sequence_log_probs(start, candidates, contexts[picks[:, :-1]], BARRED.expand(2, -1), picks, TAU)
 
     arguments = [tensor.requires_grad_() for tensor in (query, candidates, contexts)]
     assert torch.autograd.gradcheck(log_probs, arguments)

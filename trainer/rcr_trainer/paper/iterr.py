@@ -26,7 +26,7 @@ from langchain_rcr.policy.triencoder import TriEncoder
 from rcr_trainer.baselines import LearnedSettings
 from rcr_trainer.paper.learned import LearnedSelector, question_batches
 from rcr_trainer.paper.se2 import beam
-from rcr_trainer.training.actor import Sequences, draw, masked, sequence_log_probs, states
+from rcr_trainer.training.actor import Sequences, draw, sequence_log_probs, states
 from rcr_trainer.training.advantages import estimate
 from rcr_trainer.training.losses import grpo_loss
 
@@ -89,9 +89,8 @@ class ITERRSelector(LearnedSelector):
 
         def loss(material: tuple[IntArray, Sequences, Tensor, Tensor]) -> Tensor:
             batch, drawn, advantages, scored = material
-            every = states(start(batch), candidates[drawn.picks[:, :-1]])
-            new = sequence_log_probs(every, candidates, drawn.picks, masked(closed(batch), drawn.picks), tau)
-            old = drawn.log_probs
+            picks, old = drawn.picks, drawn.log_probs
+            new = sequence_log_probs(start(batch), candidates, candidates[picks[:, :-1]], closed(batch), picks, tau)
             return grpo_loss(new, old, old, advantages, scored, _CLIP, 0.0).mean()
 
         self._train(model, [model.query, cell], len(rows), loss, batches)

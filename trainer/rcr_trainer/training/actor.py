@@ -145,9 +145,9 @@ class Actor:
         group = len(picks) // max(1, len(rows))
         for block in row_blocks(len(rows), group * self.k * self._size, _BLOCK):
             of = slice(block.start * group, block.stop * group)
-            closed = masked(self._barred(rows[block]).repeat_interleave(group, 0), picks[of])
-            start: Any = self.model.state().start(queries[block].repeat_interleave(group, 0))
-            yield of, sequence_log_probs(states(start, contexts[earlier[of]]), candidates, picks[of], closed, self.tau)
+            barred = self._barred(rows[block]).repeat_interleave(group, 0)
+            start = self.model.state().start(queries[block].repeat_interleave(group, 0))
+            yield of, sequence_log_probs(start, candidates, contexts[earlier[of]], barred, picks[of], self.tau)
 
     def _pool_vectors(self) -> Tensor:
         return self._vectors("candidate", self._candidates) if self.train_candidates else self._reference_candidates
@@ -253,21 +253,17 @@ def states(start: State[Any], contexts: Tensor) -> Tensor:
     return torch.stack([state.vector() for state in every], dim=1)
 
 
-def masked(barred: Tensor, picks: Tensor) -> Tensor:
-    """What each step of sequences (R, k) can't choose, (R, k, N) bool: barred, or picked at an earlier step."""
-    out = barred.unsqueeze(1).repeat(1, picks.shape[1], 1)
+def sequence_log_probs(
+    start: State[Any], candidates: Tensor, contexts: Tensor, barred: Tensor, picks: Tensor, tau: Sequence[float]
+) -> Tensor:
+    """Log π(o) (R,) of given sequences, `picks` (R, k); gradients flow to states, candidates and contexts.
+
+    As `draw`, but E_z (R, k − 1, D) is that of every pick but the last.
+    """
+    closed = barred.unsqueeze(1).repeat(1, picks.shape[1], 1)  # (R, k, N): barred, or picked at an earlier step
     rows = torch.arange(len(picks), device=picks.device)
     for step in range(picks.shape[1] - 1):
-        out[rows, step + 1 :, picks[:, step]] = True
-    return out
-
-
-def sequence_log_probs(
-    states: Tensor, candidates: Tensor, picks: Tensor, masked: Tensor, tau: Sequence[float]
-) -> Tensor:
-    """Log π(o) (R,) of given sequences, `picks` (R, k); gradients flow to states and candidates.
-
-    From the state before every pick (R, k, D), E_c (N, D), what a step can't choose (R, k, N), and each step's τ.
-    """
-    logits = ((states @ candidates.T) / states.new_tensor(tau)[:, None]).masked_fill(masked, -math.inf)
+        closed[rows, step + 1 :, picks[:, step]] = True
+    before = states(start, contexts)
+    logits = ((before @ candidates.T) / before.new_tensor(tau)[:, None]).masked_fill(closed, -math.inf)
     return logits.log_softmax(-1).gather(2, picks.unsqueeze(-1)).squeeze(-1).sum(-1)
