@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from rcr_trainer.training.losses import gap, grpo_loss, kl_estimate, ratio, surrogate
+from rcr_trainer.training.losses import gap, grpo_loss, kl_estimate, ratio
 
 LOG2 = math.log(2)
 
@@ -30,7 +30,8 @@ def test_ratio_by_hand():
     ],
 )
 def test_clip_by_hand(log_ratio, advantage, expected):
-    assert surrogate(vector(log_ratio), vector(0.0), vector(advantage), 0.2).item() == pytest.approx(expected)
+    loss = grpo_loss(vector(log_ratio), vector(0.0), vector(0.0), vector(advantage), torch.tensor([True]), 0.2, 0.0)
+    assert loss.item() == pytest.approx(-expected)
 
 
 def test_kl_by_hand():

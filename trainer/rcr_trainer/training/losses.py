@@ -69,12 +69,6 @@ def ratio(new: Tensor, old: Tensor) -> Tensor:
     return _exp(new - old)
 
 
-def surrogate(new: Tensor, old: Tensor, advantages: Tensor, epsilon: float) -> Tensor:
-    """min(r_θ A, clip(r_θ, 1 − ε, 1 + ε) A), the first term of Eq. 8, (R,)."""
-    free = ratio(new, old)
-    return torch.minimum(free * advantages, free.clamp(1 - epsilon, 1 + epsilon) * advantages)
-
-
 def gap(one: Tensor, other: Tensor) -> Tensor:
     """How far log-probabilities (R,) are above others; 0, without a gradient, if only by rounding."""
     return torch.nn.functional.hardshrink(one - other, _EQUAL)
@@ -92,7 +86,7 @@ def kl_estimate(new: Tensor, reference: Tensor) -> Tensor:
 def grpo_loss(
     new: Tensor, old: Tensor, reference: Tensor, advantages: Tensor, scored: Tensor, epsilon: float, beta: float
 ) -> Tensor:
-    """−J (Eq. 8) of each sequence, (R,); the objective is their mean.
+    """−J (Eq. 8) of each sequence, (R,), J = min(r_θ A, clip(r_θ, 1 − ε, 1 + ε) A) − β KL; the objective is their mean.
 
     Args:
         new: (R,) log π_θ(o); gradients flow through it.
@@ -103,7 +97,8 @@ def grpo_loss(
         epsilon: ε, the clip ratio.
         beta: β, the weight of the KL term; 0 if the penalty is in the reward.
     """
-    objective = surrogate(new, old, advantages, epsilon)
+    free = ratio(new, old)
+    objective = torch.minimum(free * advantages, free.clamp(1 - epsilon, 1 + epsilon) * advantages)
     if beta:
         objective = objective - beta * kl_estimate(new, reference)
     return torch.where(scored, -objective, torch.zeros_like(objective))
