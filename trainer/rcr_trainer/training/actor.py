@@ -179,11 +179,10 @@ class Leaf:
         self._encoder, self._features = encoder, features
         order = encoder.order(features)  # similar lengths together
         self._parts = [order[start : start + chunk] for start in range(0, len(order), chunk)]
-        device = next(encoder.parameters()).device
-        self.vectors: Tensor = torch.empty(len(features), encoder.dim, device=device)
+        self.vectors: Tensor = torch.empty(len(features), encoder.dim, device=next(encoder.parameters()).device)
         with torch.no_grad():
             for rows in self._parts:
-                self.vectors[torch.from_numpy(rows).to(device)] = encoder(features.select(rows)).float()
+                self.vectors[encoder.given(rows)] = encoder(features.select(rows)).float()
         self.vectors.requires_grad_()
 
     def backward(self) -> None:
@@ -191,7 +190,7 @@ class Leaf:
         if self.vectors.grad is None:
             return
         for rows in self._parts:
-            gradient = self.vectors.grad[torch.from_numpy(np.asarray(rows)).to(self.vectors.device)]
+            gradient = self.vectors.grad[self._encoder.given(rows)]
             torch.autograd.backward(self._encoder(self._features.select(rows)), gradient)
 
 
