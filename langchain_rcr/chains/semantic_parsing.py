@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field, replace
 from functools import partial
 from inspect import iscoroutinefunction
@@ -26,6 +27,7 @@ from langchain_core.runnables import (
     RunnableWithFallbacks,
 )
 from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnable
+from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field
 
 from langchain_rcr.basics.section import stated
@@ -40,7 +42,7 @@ from langchain_rcr.chains.few_shot import (
     prompt_keys,
     with_picks,
 )
-from langchain_rcr.databases.database import check_limits
+from langchain_rcr.databases.database import Database, check_limits
 from langchain_rcr.databases.many import Databases
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread, resolved
@@ -271,7 +273,7 @@ class SemanticParsingChain(RunnableSerializable[_Input, ParsedProgram]):
         asked = await call(self.prompt, given)
         for question, prompt in asked:
             question.prompt, question.failures = prompt, []
-        reader = RunnableLambda(self._read, name="parse_program")
+        reader = RunnableLambda(self._read, self._aread, name="parse_program")
         done = []
         for left in range(self.retries, -1, -1):
             again = []
@@ -368,6 +370,10 @@ class SemanticParsingChain(RunnableSerializable[_Input, ParsedProgram]):
             return ParsedProgram(program, reading.tree, (), (answer,), None, result)
         except ProgramError as error:
             return ParsedProgram(None, None, (), (answer,), f"it can't be run: {error}")
+
+    async def _aread(self, given: tuple[Any, Mapping[str, Any]]) -> ParsedProgram:
+        threads = self.execute.threads if isinstance(self.execute, Database | Databases) else None
+        return await run_in_executor(threads, copy_context().run, self._read, given)
 
 
 @dataclass(slots=True)

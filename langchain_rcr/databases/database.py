@@ -15,6 +15,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from datetime import date, datetime, timedelta
 from datetime import time as time_of_day
@@ -118,6 +119,8 @@ class Database(AbstractContextManager["Database"]):
         self._places, self._looking = threading.Semaphore(self._max_processes), threading.Lock()
         self._overruns: list[tuple[int, float]] = []
         self._idle: deque[_Process] = deque()
+        # For queries that are awaited: asyncio's own threads are few, and the service needs them.
+        self.threads = ThreadPoolExecutor(self._max_processes, "langchain-rcr-sql")
         OPEN.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

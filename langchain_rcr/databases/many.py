@@ -8,6 +8,7 @@ import string
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -22,6 +23,8 @@ LAYOUT = "{db_id}/{db_id}.sqlite"
 """Path of a database's file in a folder, as in Spider."""
 _SCHEMAS = 1000
 """Databases whose schemas are kept in memory."""
+_WAITING = 256
+"""Threads for queries that are awaited. Those on one database wait for each other, but others shouldn't."""
 _NAME = re.compile(rf"\w[\w{MARKS}.\- ]{{0,199}}")
 """What a field may hold: a name that can't lead to another folder."""
 
@@ -61,6 +64,7 @@ class Databases(AbstractContextManager["Databases"]):
         self._busy: set[str] = set()
         self._idle: OrderedDict[str, Database] = OrderedDict()  # the least recently used first
         self._changed = threading.Condition()
+        self.threads = ThreadPoolExecutor(_WAITING, "langchain-rcr-sql")  # as `Database` has them
         OPEN.add(self)
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -1,10 +1,13 @@
 """The text-to-SQL chain: the schema in the prompt, SQL run read-only, one repair; and the example over it."""
 
 import argparse
+import asyncio
 import os
 import re
 import runpy
 import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -124,6 +127,32 @@ async def test_many_questions_together_and_awaited(rivers: str, selector) -> Non
     chain = text_to_sql_chain(FakeListLLM(responses=["SELECT COUNT(*) FROM river"]), selector, rivers)
     answers = await chain.abatch(["how many rivers are there", "count the rivers"])
     assert [answer.result for answer in answers] == [[(2,)], [(2,)]]
+
+
+@pytest.mark.parametrize("several", [False, True])
+async def test_queries_that_wait_hold_none_of_asyncio_s_threads(rivers: str, selector, several: bool) -> None:
+    path = rivers.replace("rivers", "{name}") if several else rivers
+    chain = text_to_sql_chain(FakeListChatModel(responses=["SELECT 1"]), selector, path, max_processes=1)
+    waiting, go = threading.Event(), threading.Event()
+
+    def occupied(*_: object, **__: object) -> bool:
+        waiting.set()
+        return go.wait()
+
+    if several:
+        chain.execute._changed.wait_for = occupied
+    else:
+        chain.execute._places.acquire = occupied
+    asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(1))
+    asked = asyncio.create_task(chain.ainvoke({"source": "how many rivers are there", "name": "rivers"}))
+    try:
+        while not waiting.is_set():
+            await asyncio.sleep(0.01)
+        assert await asyncio.wait_for(asyncio.to_thread(str, "served"), 5) == "served"
+        assert not asked.done()
+    finally:
+        go.set()
+    assert (await asked).result == [(1,)]
 
 
 def test_a_completion_model_reads_the_schema_before_the_examples(rivers: str, selector) -> None:
