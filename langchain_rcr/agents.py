@@ -257,6 +257,8 @@ class ComposedToolSelector(_ChangedRequests):
 
 def _names(picks: Sequence[Document]) -> list[str]:
     """Names in the order of picking, however the retriever orders its picks."""
+    if strange := [pick.id for pick in picks if "name" not in pick.metadata]:
+        raise InputError(f"the pool's example {strange[0]!r} is no tool, as it has no 'name': add tools with add_tools")
     return [pick.metadata["name"] for pick in sorted(picks, key=lambda pick: int(pick.metadata["step"]))]
 
 

@@ -104,6 +104,15 @@ def test_what_the_pool_lacks_stays_and_what_the_agent_lacks_is_not_picked(
     assert {"notes", "book_hotel"} < {*shown}
 
 
+async def test_an_example_that_is_no_tool_is_named(selector: ComposedToolSelector) -> None:
+    added = selector.retriever.add_example({"source": "Take a train: by rail", "target": '["trains"]'})
+    with pytest.raises(InputError, match=f"'{added}' is no tool, as it has no 'name'"):
+        selector.retrieve_tools("take a train by rail")
+    with pytest.raises(InputError, match=added):
+        await selector.aretrieve_tools("take a train by rail")
+    selector.retriever.delete([added])
+
+
 def test_some_tools_can_be_shown_always(
     server: OpenAIServer, model: BaseChatModel, selector: ComposedToolSelector
 ) -> None:
