@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.errors import CheckpointError, InputError, RCRError
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -109,7 +109,11 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     if Path(path).exists() and not Path(path).is_dir():
         raise InputError(f"{path} is a file: a folder is to be written there")
     with _replacing(path, Path.mkdir) as (target, temporary):
-        yield temporary
+        try:
+            yield temporary
+        except RCRError as error:  # of a file within
+            error.args = tuple(str(part).replace(str(temporary), str(target)) for part in error.args)
+            raise
         _settle(temporary)
         _put(temporary, target)
 

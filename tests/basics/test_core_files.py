@@ -184,6 +184,10 @@ def test_what_the_file_system_refuses_is_one_line_that_names_the_place(tmp_path)
     (tmp_path / "folder").mkdir()
     with pytest.raises(InputError, match=r"folder can't be written: Is a directory"):
         write_text(tmp_path / "folder", "x")
+    new = tmp_path / "new"
+    with pytest.raises(InputError) as error, atomic_directory(new) as path, atomic_directory(path / "inner") as inner:
+        write_text(inner, "x")
+    assert str(error.value) == f"{new}/inner can't be written: Is a directory"
     assert (tmp_path / "file").read_text() == "x"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "folder"]
 
