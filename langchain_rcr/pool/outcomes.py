@@ -80,7 +80,7 @@ class OutcomeLog:
     keep: int
 
     def __init__(self, path: str | Path, text: bool = False, max_bytes: int = 50_000_000, keep: int = 20) -> None:
-        for name, value in zip(OutcomeLog.__slots__, (Path(path), text, max_bytes, keep), strict=True):
+        for name, value in zip(OutcomeLog.__slots__, (Path(path).absolute(), text, max_bytes, keep), strict=True):
             object.__setattr__(self, name, value)
 
     def record(

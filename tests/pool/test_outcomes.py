@@ -42,6 +42,15 @@ def test_a_log_is_named_by_a_path_or_a_text(tmp_path: Path) -> None:
     assert inspect.signature(OutcomeLog).parameters["path"].annotation == "str | Path"  # what a type checker sees
 
 
+def test_a_log_stays_where_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = OutcomeLog("outcomes.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")  # as a daemon goes to /
+    log.record("how many cats", PICKS, True)
+    assert (tmp_path / "outcomes.jsonl").is_file()
+
+
 def test_an_outcome_may_come_later_and_the_last_one_counts(tmp_path: Path) -> None:
     log = OutcomeLog(tmp_path / "outcomes.jsonl")
     log.record("one", PICKS, None, run="r1")
