@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict
 from collections.abc import Callable
 from functools import wraps
@@ -27,6 +28,13 @@ def remembered(most: int) -> Callable[[F], F]:
         # A dict takes time to find its first key where many are gone.
         kept = OrderedDict[tuple[Any, ...], tuple[Any, int]]()
         lock, held = Lock(), 0
+
+        def forked() -> None:
+            nonlocal lock
+            lock = Lock()  # nobody in this process would release the old one
+
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=forked)
 
         @wraps(function)
         def call(*arguments: Any) -> Any:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from typing import Any
@@ -96,3 +98,31 @@ def test_forgetting_takes_no_longer_the_more_is_remembered() -> None:
         counted.new(*numbers)
         times.append(time.process_time() - began)
     assert times[1] < 4 * times[0]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
+def test_a_process_forked_while_a_result_is_stored_waits_for_none() -> None:
+    turns, storing, go = iter(range(9)), threading.Event(), threading.Event()
+
+    class Slow:
+        """Looked up first, then stored."""
+
+        def __hash__(self) -> int:
+            if next(turns) == 1:
+                storing.set()
+                go.wait()
+            return 0
+
+    counted = Counted(1000)
+    thread = threading.Thread(target=counted.function, args=(Slow(), "x"))
+    thread.start()
+    storing.wait()
+    child = os.fork()
+    if not child:
+        signal.alarm(10)
+        counted.function(2, "x")
+        os._exit(0)
+    go.set()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0
