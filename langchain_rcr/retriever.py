@@ -311,7 +311,7 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
         errors = [error_of(query) for query in queries]
         valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
         drafted = [drafts.get(query) if drafts and draft is None else draft for query in valid]
-        now, order = self.store.now, self.order or self.store.encoder.config.order
+        now, order = self.store.current(), self.order or self.store.encoder.config.order
         found = now.select(valid, *options_of(self, seen, **overrides), drafted, is_async=is_async) if valid else ()
         each = iter(await resolved(found))
         results = [error or next(each) for error in errors]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import math
 import os
 import sys
 import threading
@@ -21,7 +22,7 @@ import numpy as np
 from langchain_rcr.basics.files import atomic_directory, write_json
 from langchain_rcr.basics.progress import Stopped, stoppable
 from langchain_rcr.basics.rows import IntArray
-from langchain_rcr.errors import InputError, PoolError, printable
+from langchain_rcr.errors import EngineError, InputError, PoolError, printable
 from langchain_rcr.families.folds import text_hash
 from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.local import LocalIndex
@@ -37,6 +38,8 @@ logger = logging.getLogger(__name__)
 
 _MOST_READ_AT_ONCE = 5_000
 """Opening a filled engine waits until up to this many of its examples are read; more are read in the background."""
+_LOOK_S = 30.0
+"""Seconds between looks for what other processes have added to an engine of at most so many examples."""
 _BURST_S = 1.0
 """Wait after the addition that makes a fit due, so that a burst of additions needs only one fit."""
 _REST = 9.0
@@ -102,7 +105,8 @@ class ExampleStore:
                     raise  # otherwise another process that opened the same pool was faster
             if folder is None:  # training has already warned of a checkpoint's own examples
                 self._say_unread(new)
-        more = self.index.count() - len(pool) if encoder.family.fits else 0
+        self._count = self.index.count() if encoder.family.fits else 0
+        more = self._count - len(pool)
         if more > _MOST_READ_AT_ONCE:
             where = type(self.index).__name__
             logger.info("learning in the background from %d examples in %s", more, where)
@@ -116,7 +120,26 @@ class ExampleStore:
         self._stale, self._unfit = False, False  # whether a fit is due, and whether one in the background has failed
         self._enough = FEWEST  # how many examples make a first fit worth trying
         self._fitting: threading.Thread | None = None
+        self._count, self._look_at = -1, time.monotonic() + _LOOK_S  # examples in the engine when last looked
         _stores.add(self)
+
+    def current(self) -> Served:
+        """What answers a question. Now and then, a thread learns what other processes have added to the engine."""
+        now = self.now
+        if time.monotonic() > self._look_at and now.encoder.family.fits and not isinstance(now.engine, LocalIndex):
+            self._look_at = math.inf
+            _started(self._look, f"nothing was learnt from what was added to {type(now.engine).__name__}")
+        return now
+
+    def _look(self) -> None:
+        try:
+            before, self._count = self._count, self.index.count()
+            if before != self._count <= _MOST_READ_AT_ONCE:
+                _learn_stored(self.now, self.schema)
+        except EngineError:
+            self._count = -1  # the next look may succeed
+        finally:
+            self._look_at = time.monotonic() + _LOOK_S
 
     @property
     def encoder(self) -> TriEncoder:
@@ -207,6 +230,7 @@ class ExampleStore:
         with self._changing:
             pool, stale = self.schema.extended(examples, ids), self._stale
             self._put(pool, pool.ids if replace else ())
+            self._count += 0 if replace else len(pool)
             if self.needs_refit:
                 if refit and isinstance(self.index, LocalIndex) and not self._unfit:
                     if self._fitting is None:
@@ -234,7 +258,9 @@ class ExampleStore:
         if odd := [one for one in given if not isinstance(one, str)]:
             raise InputError(f"an id must be a string, not {odd[0]!r}")
         with self._changing:
-            return self.index.delete(given)
+            gone = self.index.delete(given)
+            self._count -= gone
+            return gone
 
     @property
     def needs_refit(self) -> bool:

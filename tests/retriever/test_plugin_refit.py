@@ -3,6 +3,7 @@
 import asyncio
 import copy
 import logging
+import math
 import os
 import pickle
 import subprocess
@@ -215,6 +216,38 @@ def test_what_was_too_little_for_a_fit_is_tried_again_only_with_more() -> None:
     assert retriever.needs_refit
     retriever.refit()
     assert not retriever.store.encoder.is_fallback
+
+
+def test_what_another_process_adds_is_learnt_while_it_serves(
+    fitted: SequentialCompositionalRetriever, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = InMemoryVectorStore(WordCounts())
+
+    class Shared(InMemoryVectorStore):
+        def __init__(self, embedding: Any) -> None:
+            super().__init__(embedding)
+            self.store = shared.store
+
+    writer, reader = (
+        make.from_encoder(copy.deepcopy(fitted.store.encoder), ROWS, index=VectorStoreIndex(Shared), k=2)
+        for _ in range(2)
+    )
+    learn, read = stores._learn_stored, []
+    monkeypatch.setattr(stores, "_learn_stored", lambda *given: read.append(learn(*given)))
+
+    def look(one: SequentialCompositionalRetriever) -> int:
+        one.store._look_at = 0.0
+        one.invoke(ROWS[0]["source"])
+        wait_until(lambda: one.store._look_at not in (0.0, math.inf))
+        return len(read)
+
+    writer.add_examples(NEW)
+    writer.delete([writer.store.index.rows()[0].id])
+    assert shown(reader) != shown(writer)
+    assert look(writer) == 0  # what it has changed itself, it knows
+    assert look(reader) == 1
+    assert shown(reader) == shown(writer)
+    assert look(reader) == 1
 
 
 class Gate:
