@@ -22,6 +22,7 @@ from datetime import time as time_of_day
 from decimal import Decimal
 from functools import partial
 from io import FileIO
+from multiprocessing.spawn import get_executable
 from pathlib import Path
 from typing import IO, Any, cast
 from urllib.parse import unquote
@@ -193,7 +194,8 @@ class Database(AbstractContextManager["Database"]):
         reply = process.receive(_START_S)
         if "ready" not in reply:
             process.close()
-            raise self._fault(reply.get("fault", "the process that runs queries does not start"))
+            python = f"{os.fsdecode(get_executable())} (multiprocessing.set_executable names another)"
+            raise self._fault(reply.get("fault", f"the process that runs queries does not start with {python}"))
         return process
 
 
@@ -206,7 +208,7 @@ class _Process:
         self._tag = secrets.token_hex(8)
         kept = _KEPT_FOR_POSTGRESQL if settings["postgres"] else _KEPT
         self._process = subprocess.Popen(  # noqa: S603 — our own file
-            [sys.executable, "-I", "-S", str(_WORKER)],
+            [get_executable(), "-I", "-S", str(_WORKER)],
             env={name: value for name, value in os.environ.items() if kept.fullmatch(name)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

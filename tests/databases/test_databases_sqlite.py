@@ -2,8 +2,10 @@
 
 import copy
 import math
+import multiprocessing.spawn
 import os
 import pickle
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -455,6 +457,21 @@ def test_a_process_forked_during_a_query_waits_for_none(tmp_path, several):
         [sys.executable, "-W", "ignore", "-c", code, *given], capture_output=True, text=True, check=False, timeout=120
     )
     assert sorted(done.stdout.splitlines()) == ["('child',)", "('parent',)", "longer than 2 s"], done.stderr
+
+
+def test_the_interpreter_can_be_named_where_another_program_contains_it(database):
+    python = multiprocessing.spawn.get_executable()
+    try:
+        multiprocessing.set_executable(shutil.which("false"))
+        with pytest.raises(InputError, match=r"does not start with /\S+/false \(multiprocessing\.set_executable names"):
+            Database(database)
+        multiprocessing.set_executable(python)
+        with pytest.MonkeyPatch.context() as patch, Database(database) as run:
+            patch.setattr(sys, "executable", "/usr/bin/uwsgi")
+            run.close()
+            assert run("SELECT 1") == [(1,)]
+    finally:
+        multiprocessing.set_executable(python)
 
 
 def test_a_closed_database_begins_anew(database):
