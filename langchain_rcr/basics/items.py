@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
@@ -85,6 +86,11 @@ def folded(text: str) -> str:
 def normal(text: str, form: Literal["NFC", "NFKC"]) -> str:
     """A text in a normal form of Unicode."""
     return text if text.isascii() else "".join(normalize(form, part) for part in _PARTS.findall(text))
+
+
+def text_hash(text: str) -> int:
+    """64 bits of a text's digest, signed."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little", signed=True)
 
 
 def escaped(text: str) -> str:

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 
 import numpy as np
 
 from langchain_rcr.basics.extras import require
-from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.items import Item, text_hash
 from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.programs import ProgramSpec
 
@@ -70,11 +69,6 @@ class Folds:
         hashes = np.array([text_hash(item.source) for item in items], dtype=np.int64)
         together = np.where(self.numbers(items)[:, CLUSTER] < 0, PROGRAM, hashes % 2)
         return np.where(hashes // 2 % _TURNS < round(self.new * _TURNS), together, ALONE)
-
-
-def text_hash(text: str) -> int:
-    """64 bits of a text's digest, signed."""
-    return int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=8).digest(), "little", signed=True)
 
 
 def _drawn(hashes: Sequence[int], seed: int) -> Iterable[tuple[int, int]]:

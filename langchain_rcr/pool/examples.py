@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from langchain_rcr.basics.items import Item, copied
+from langchain_rcr.basics.items import Item, copied, text_hash
 from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.errors import InputError, PoolError
-from langchain_rcr.families.folds import text_hash
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.programs import ProgramSpec
 from langchain_rcr.programs.remembering import remembered

@@ -20,10 +20,10 @@ from typing import Any
 import numpy as np
 
 from langchain_rcr.basics.files import atomic_directory, write_json
+from langchain_rcr.basics.items import text_hash
 from langchain_rcr.basics.progress import Stopped, stoppable
 from langchain_rcr.basics.rows import IntArray
 from langchain_rcr.errors import EngineError, InputError, PoolError, printable
-from langchain_rcr.families.folds import text_hash
 from langchain_rcr.index.base import CandidateIndex, Row
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.index.memory import MemoryIndex

@@ -7,9 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.items import Item, text_hash
 from langchain_rcr.families import get_family, structure
-from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.structure.inventory import SPARE
 from langchain_rcr.families.structure.shown import WORDS, rarity, word_rows
 from langchain_rcr.policy.triencoder import TriEncoder

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from langchain_rcr.basics.items import text_hash
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, SparseRows
 from langchain_rcr.families.arrays import sparse_rows
-from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.structure.inventory import marks
 
 HOMES = 64

@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from langchain_rcr.basics.items import text_hash
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, SparseRows
 from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
-from langchain_rcr.families.folds import text_hash
 from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_structures, parse
 
 SPARE = 64

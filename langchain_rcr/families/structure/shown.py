@@ -13,11 +13,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from langchain_rcr.basics.items import Item
+from langchain_rcr.basics.items import Item, text_hash
 from langchain_rcr.basics.rows import FloatArray, SparseRows
 from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import BaseEncoder
-from langchain_rcr.families.folds import text_hash
 from langchain_rcr.families.ngrams import ngrams
 from langchain_rcr.families.structure import LEAST
 from langchain_rcr.families.structure.homes import HOMES, home_rows
