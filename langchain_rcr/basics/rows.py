@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
@@ -52,6 +52,14 @@ class SparseRows:
     columns: NDArray[np.int32]
     values: FloatArray
     dim: int  # D
+
+    @classmethod
+    def of(cls, rows: Sequence[Mapping[int, float]], dim: int) -> SparseRows:
+        """(N, D) from each row's numbers, by column."""
+        starts = np.cumsum([0, *map(len, rows)]).astype(np.int32)
+        columns = np.fromiter(itertools.chain.from_iterable(rows), np.int32, count=starts[-1])
+        values = itertools.chain.from_iterable(row.values() for row in rows)
+        return cls(starts, columns, np.fromiter(values, np.float32, count=starts[-1]), dim)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return SparseRows, (self.starts, self.columns, self.values, self.dim)

@@ -1,7 +1,8 @@
 """What every encoder does: text to features once, features to vectors. Doesn't load torch.
 
 `BaseEncoder` keeps its arrays in NumPy, which suffices for closed-form fits and serving. For training by gradients,
-`langchain_rcr.families.encoder.Encoder` keeps them in torch. Both share the code of the formulas.
+`langchain_rcr.families.encoder.Encoder` keeps them in torch. Both share the code of the formulas; at the end is what
+these need beyond the functions that NumPy and torch have in common.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from safetensors.numpy import load_file, save_file
 from langchain_rcr.basics.files import digest, read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
-from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, Rows
+from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, Rows, SparseRows
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.families.untrusted import refusing
 
@@ -268,3 +269,47 @@ class BaseEncoder(ABC):
     def order(self, features: Any) -> IntArray:
         """The order in which `vectors` goes through the rows: grouping similar lengths needs the least padding."""
         return np.arange(len(features))
+
+
+def sums(values: Any, owner: Any, count: int) -> Any:
+    """(N, count): sums of values (N, S) with the same `owner` (S,), an ascending column number."""
+    if not isinstance(values, np.ndarray):
+        return values.new_zeros(len(values), count).index_add(1, owner, values)
+    if len(values) == 1:  # faster
+        return np.bincount(owner, values[0], minlength=count).astype(values.dtype)[None]
+    out = np.zeros((len(values), count), dtype=values.dtype)
+    if len(owner):
+        firsts = np.flatnonzero(np.diff(owner, prepend=-1))
+        out[:, owner[firsts]] = np.add.reduceat(values, firsts, axis=1)
+    return out
+
+
+def norms(values: Any) -> Any:
+    """(N, 1): the norm of each row."""
+    if not isinstance(values, np.ndarray):
+        return values.norm(dim=1, keepdim=True)
+    return np.sqrt(np.einsum("nd,nd->n", values, values))[:, None]
+
+
+def times(values: Any, matrix: Any) -> Any:
+    """(N, C): the matrix product of (N, D) and (D, C)."""
+    return (values[0] @ matrix)[None] if len(values) == 1 else values @ matrix  # same result in half the time
+
+
+def shifted(likely: Any, shift: Any, least: float) -> Any:
+    """Likelihoods, clipped to `least` … 1 − `least`, with shifted log-odds."""
+    if not isinstance(likely, np.ndarray):
+        return (likely.logit(least) + shift).sigmoid()
+    bounded = likely.clip(least, 1 - least)
+    return 1 / (1 + np.exp(-(np.log(bounded / (1 - bounded)) + shift)))
+
+
+def bag_sums(bags: SparseRows, weight: Any) -> Any:
+    """(N, D): for each of N bags over V, the weighted sum of the rows of `weight` (V, D)."""
+    if isinstance(weight, np.ndarray):
+        return bags.times(weight)
+    from torch import from_numpy
+    from torch.nn.functional import embedding_bag
+
+    columns, starts, values = (from_numpy(a).to(weight.device) for a in (bags.columns, bags.starts, bags.values))
+    return embedding_bag(columns, weight, starts, mode="sum", per_sample_weights=values, include_last_offset=True)

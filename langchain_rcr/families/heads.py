@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.arrays import bag_sums
-from langchain_rcr.families.encoding import Backbone, BaseEncoder
+from langchain_rcr.families.encoding import Backbone, BaseEncoder, bag_sums
 from langchain_rcr.families.ngrams import NgramVocabulary
 
 Normal: TypeAlias = Callable[..., FloatArray]

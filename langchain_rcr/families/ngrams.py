@@ -15,7 +15,6 @@ from langchain_rcr.basics.items import WORD, Item, folded
 from langchain_rcr.basics.rows import SparseRows
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 
 _TOKEN = re.compile(rf"{WORD}|[<>=!+*/%&|^~$@#:-]+|[\u2190-\u2bff\U0001f000-\U0001fbff]")
@@ -70,7 +69,7 @@ class NgramVocabulary(Vocabulary):
         """(N, V) known n-grams of each item, weighted by (1 + log count) · idf, each row scaled to length 1."""
         number = self._number
         rows = [Counter(number[g] for g in ngrams(item, self.longest, self.gap) if g in number) for item in items]
-        counts = sparse_rows(rows, len(self))
+        counts = SparseRows.of(rows, len(self))
         weights, owner = (1.0 + np.log(counts.values)) * self._weights[counts.columns], counts.owner
         norms = np.sqrt(np.bincount(owner, weights=weights.astype(np.float64) ** 2, minlength=len(rows)))
         return replace(counts, values=(weights / np.maximum(norms[owner], 1e-12)).astype(np.float32))

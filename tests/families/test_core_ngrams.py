@@ -11,8 +11,8 @@ import torch
 from rcr_trainer.data.okapi import tokenize
 
 from langchain_rcr.basics.items import Item
-from langchain_rcr.families.arrays import bag_sums
 from langchain_rcr.families.encoder import LinearEncoder
+from langchain_rcr.families.encoding import bag_sums
 from langchain_rcr.families.heads import NumpyLinearEncoder
 from langchain_rcr.families.ngrams import NgramVocabulary, ngrams
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from langchain_rcr.basics.items import text_hash
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, SparseRows
-from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.structure.inventory import marks
 
 HOMES = 64
@@ -27,7 +26,7 @@ def home_rows(homes: Sequence[str]) -> SparseRows:
     The numbers are negative, for questions and examples, so that no state takes a home for a need.
     """
     columns = [sorted(marks(home, HOMES, _MARKS)) if home else () for home in homes]
-    return sparse_rows([dict.fromkeys(places, -(_MARKS**-0.5)) for places in columns], HOMES)
+    return SparseRows.of([dict.fromkeys(places, -(_MARKS**-0.5)) for places in columns], HOMES)
 
 
 def home_hashes(homes: Sequence[str]) -> IntArray:

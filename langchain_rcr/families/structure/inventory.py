@@ -13,7 +13,6 @@ import numpy as np
 from langchain_rcr.basics.items import text_hash
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, SparseRows
-from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import Vocabulary
 from langchain_rcr.programs import TOKENS, ProgramSpec, Tree, anonymize, local_structures, parse
 
@@ -75,7 +74,7 @@ class Inventory(Vocabulary):
             if spare:
                 places = sorted({place for marks in self.spare(text).values() for place in marks})
                 read[text] |= {len(self) + place: 1.0 for place in places}
-        return sparse_rows([read[text] for text in programs], len(self) + (SPARE if spare else 0))
+        return SparseRows.of([read[text] for text in programs], len(self) + (SPARE if spare else 0))
 
     def spare(self, program: str) -> dict[str, list[int]]:
         """The program's labels that the inventory lacks, each with its places among the `SPARE` columns.

@@ -23,8 +23,7 @@ from numpy.typing import NDArray
 
 from langchain_rcr.basics.items import Item, text_hash
 from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, SparseRows
-from langchain_rcr.families.arrays import norms, shifted, sums, times
-from langchain_rcr.families.encoding import Backbone, BaseEncoder
+from langchain_rcr.families.encoding import Backbone, BaseEncoder, norms, shifted, sums, times
 from langchain_rcr.families.ngrams import NgramVocabulary
 from langchain_rcr.families.structure import LANDMARKS, LEAST
 from langchain_rcr.families.structure.additions import MOST, Additions, Grown

@@ -15,7 +15,6 @@ import numpy as np
 
 from langchain_rcr.basics.items import Item, text_hash
 from langchain_rcr.basics.rows import FloatArray, SparseRows
-from langchain_rcr.families.arrays import sparse_rows
 from langchain_rcr.families.encoding import BaseEncoder
 from langchain_rcr.families.ngrams import ngrams
 from langchain_rcr.families.structure import LEAST
@@ -114,7 +113,7 @@ class NumpyProgramEncoder(BaseEncoder):
 def word_rows(questions: Sequence[str]) -> SparseRows:
     """(N, WORDS) 1 in the columns of each question's words."""
     columns = [sorted({_column(word[:_READ]) for word in ngrams(Item(question), 1)}) for question in questions]
-    return sparse_rows([dict.fromkeys(places, 1.0) for places in columns], WORDS)
+    return SparseRows.of([dict.fromkeys(places, 1.0) for places in columns], WORDS)
 
 
 def rarity(questions: Sequence[str]) -> FloatArray:

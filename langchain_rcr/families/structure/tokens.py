@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from langchain_rcr.basics.rows import FloatArray, IntArray, product
-from langchain_rcr.families.arrays import norms, times
+from langchain_rcr.families.encoding import norms, times
 
 _WIDTH = 4.0
 """γ of the kernel exp(−γ · (1 − cosine)) of two words; set by hand, no published trial compares values."""
