@@ -23,8 +23,8 @@ from langchain_rcr.families import get_family
 from langchain_rcr.families.backbone import RememberingBackbone
 from langchain_rcr.families.folds import Folds
 from langchain_rcr.families.structure.inventory import Inventory
+from langchain_rcr.families.structure.kernel import TokenBags
 from langchain_rcr.families.structure.shown import WORDS
-from langchain_rcr.families.structure.tokens import TokenBags
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 from langchain_rcr.programs import ProgramSpec

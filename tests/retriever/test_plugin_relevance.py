@@ -68,7 +68,7 @@ def test_it_is_a_rank_among_questions_held_out(
             for n, other in enumerate(ROWS)
         ]
         nearest.append(sorted(others, reverse=True)[int(neighbours * len(ROWS))])
-    np.testing.assert_allclose(kernel.nearest_held_out(encoder.landmarks, encoder.learnt[:, 1]), nearest, atol=1e-6)
+    np.testing.assert_allclose(encoder.landmarks.nearest_held_out(encoder.learnt[:, 1]), nearest, atol=1e-6)
     for question in (NEAR, FAR, "name the old old mice", ROWS[3]["source"]):
         own = encoder.views([Item(question)]).vectors[0]
         expected = np.mean([each <= max(vectors @ own) for each in nearest])

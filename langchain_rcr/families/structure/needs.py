@@ -30,9 +30,8 @@ from langchain_rcr.families.structure.additions import MOST, Additions, Grown
 from langchain_rcr.families.structure.checks import check
 from langchain_rcr.families.structure.homes import HOMES, home_hashes, home_rows, useful
 from langchain_rcr.families.structure.inventory import MARKS, PHRASED, SPARE, Inventory
-from langchain_rcr.families.structure.kernel import RARITY_OF_DESCRIBED, Descriptions, Views, nearest_held_out
+from langchain_rcr.families.structure.kernel import RARITY_OF_DESCRIBED, Descriptions, TokenBags, Views
 from langchain_rcr.families.structure.shown import FULL_LENGTH, WORDS, rarity, word_rows
-from langchain_rcr.families.structure.tokens import TokenBags
 
 _UNFITTED = 1e-6
 """ε before fitting, small enough for a draft to outweigh it."""
@@ -288,10 +287,10 @@ class NumpyNeedEncoder(BaseEncoder):
     def relevance(self, features: Needs) -> DoubleArray:
         """See `BaseEncoder.relevance`: the share of training questions, held out, that are less similar to theirs.
 
-        See `nearest_held_out`; similarity is the cosine of frozen vectors or, without these, the kernel.
+        See `Views.nearest_held_out`; similarity is the cosine of frozen vectors or, without these, the kernel.
         """
         if self._calibrated is None:
-            self._calibrated = np.sort(nearest_held_out(self.landmarks, self.learnt[: len(self.dual), 1]))
+            self._calibrated = np.sort(self.landmarks.nearest_held_out(self.learnt[: len(self.dual), 1]))
         near = features.likeness
         if features.vectors.shape[1]:
             every = np.concatenate([part.vectors for part in (self.landmarks, self.added)])
