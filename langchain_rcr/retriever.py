@@ -310,9 +310,9 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             raise InputError(f"drafts must map questions to drafts of their programs, not {type(drafts).__name__}")
         errors = [error_of(query) for query in queries]
         valid = [query for query, error in zip(queries, errors, strict=True) if error is None]
-        drafted = [drafts.get(query) if drafts and draft is None else draft for query in valid]
+        asked = [(query, drafts.get(query) if drafts and draft is None else draft) for query in valid]
         now, order = self.store.current(), self.order or self.store.encoder.config.order
-        found = now.select(valid, *options_of(self, seen, **overrides), drafted, is_async=is_async) if valid else ()
+        found = now.select(asked, options_of(self, seen, **overrides), is_async=is_async) if asked else ()
         each = iter(await resolved(found))
         results = [error or next(each) for error in errors]
         return [one if isinstance(one, InputError) else arranged(one, order) for one in results]
@@ -373,8 +373,8 @@ class SequentialCompositionalRetriever(Lifecycle, BaseRetriever, BaseExampleSele
             InputError, PoolError, EngineError: as for `invoke`; runner_ups is not a whole number, 0 or more.
         """
         check_fields(runner_ups=runner_ups)
-        options, where = options_of(self, True, k, beam_width, filter, within)
-        return self.store.now.explain(query, options, where, draft=draft, runner_ups=runner_ups, structures=structures)
+        options = options_of(self, True, k, beam_width, filter, within)
+        return self.store.now.explain((query, draft), options, runner_ups=runner_ups, structures=structures)
 
     def record(
         self, question: str, picks: Sequence[Document], outcome: float | None, *, run: str | None = None

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray
 from langchain_rcr.families.state import State
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Reader, Row
+from langchain_rcr.index.filters import Filter
 from langchain_rcr.index.memory import MatrixTable
 from langchain_rcr.index.ranking import checked_exclude, filled, nothing
 
@@ -41,6 +42,7 @@ class Options:
     """Draw each pick from softmax(logits / (explore · τ)) over the `EXPLORED` best candidates, and give its probability
     there; 0: always pick the best. Not with beams."""
     random: np.random.Generator | None = None  # draws
+    where: Filter | None = None  # which examples `Served` may pick from
     min_relevance: float = 0.0  # `Served` picks nothing for questions below it; see `Encoder.relevance`
     home: str = ""  # the questions' `Item.home`, for `Served`
 

@@ -13,7 +13,7 @@ from pydantic import Field, GetPydanticSchema, InstanceOf, TypeAdapter, Validati
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import Row
-from langchain_rcr.index.filters import Compare, Filter, all_of, joined, pins, scalar
+from langchain_rcr.index.filters import Compare, all_of, joined, pins, scalar
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.selection import Options
 from langchain_rcr.pool.examples import Example
@@ -159,8 +159,8 @@ def options_of(
     within: Any = OPEN,
     of_variables: Mapping[str, Any] | None = None,
     **strange: Any,
-) -> tuple[Options, Filter | None]:
-    """How a call's selection goes, by the retriever's fields and the call's own options, and what it may pick from.
+) -> Options:
+    """How a call's selection goes, by the retriever's fields and the call's own options.
 
     `seen`: whether anybody sees the probabilities. An `InputError` if an option is unknown or out of range.
     """
@@ -190,7 +190,7 @@ def options_of(
     if retriever.max_tokens is not None:
         shown, item = (encoder.prompt or APPENDIX_D).shown, retriever.store.schema.item
         fits = token_budget(retriever.max_tokens, retriever.tokenizer, lambda example: shown(item(example)))
-    options = Options(
+    return Options(
         k=k,
         beam_width=beam_width,
         tau=encoder.config.tau,
@@ -199,12 +199,12 @@ def options_of(
         different_programs=retriever.mask_same_program,
         fits=fits,
         k_min=retriever.k_min,
+        where=where,
         explore=retriever.explore,
         random=np.random.default_rng() if retriever.explore else None,
         min_relevance=retriever.min_relevance,
         home="" if group or not values else str(values[-1]),
     )
-    return options, where
 
 
 def token_budget(max_tokens: int, tokenizer: Any, text: Callable[[Example], str]) -> Callable[[Sequence[Row]], bool]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
-from contextvars import Context
+from collections.abc import Sequence
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -15,7 +14,6 @@ from langchain_rcr.basics.items import copied
 from langchain_rcr.basics.rows import BoolArray, FloatArray
 from langchain_rcr.errors import EngineError, InputError, PoolError
 from langchain_rcr.index.base import CandidateIndex, Row
-from langchain_rcr.index.filters import Filter
 from langchain_rcr.index.local import LocalIndex
 from langchain_rcr.policy.explanation import Explanation, Structures, explain
 from langchain_rcr.policy.selection import Options, select
@@ -24,6 +22,8 @@ from langchain_rcr.pool.examples import ExamplePool, flaw_of
 
 logger = logging.getLogger(__name__)
 
+Asked = tuple[str, str | None]
+"""A question, and a draft of its program or None."""
 _Key = tuple[asyncio.AbstractEventLoop, str]
 _TOGETHER = 16
 """How many questions make a batch full: the next begins another one, which another core may take."""
@@ -55,10 +55,10 @@ class Pick:
 
 @dataclass(slots=True)
 class _Batch:
-    """Questions, with their drafts, that are awaited in the same turn of an event loop with the same options."""
+    """Questions that are awaited in the same turn of an event loop with the same options."""
 
     task: asyncio.Task[tuple[FloatArray, BoolArray, list[list[Pick] | InputError]]] = field(init=False)
-    asked: list[tuple[str, str | None]] = field(default_factory=list)
+    asked: list[Asked] = field(default_factory=list)
     callers: int = 0  # that still wait
     shared: bool = False  # by several callers
 
@@ -74,13 +74,7 @@ class Served:
     _next: dict[_Key, _Batch] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     async def select(
-        self,
-        queries: Sequence[str],
-        options: Options,
-        where: Filter | None = None,
-        drafts: Sequence[str | None] | None = None,
-        *,
-        is_async: bool = False,
+        self, asked: Sequence[Asked], options: Options, *, is_async: bool = False
     ) -> list[list[Pick] | InputError]:
         """Pick examples for questions, each conditioned on those before it; all questions go through together.
 
@@ -91,23 +85,22 @@ class Served:
         There are fewer than k picks only if the pool or what the filter allows has fewer, or `options` ends a sequence
         early. If they are fewer than `options.k_min`, an error takes their place: other questions may have enough.
         """
-        drafts = drafts or [None] * len(queries)
-        self.encoder.check_drafts(drafts)
+        self.encoder.check_drafts([draft for _, draft in asked])
         if not is_async:
-            return self.engine.run(self._selection(*self._queries(queries, drafts, options), options, where))
+            return self.engine.run(self._selection(*self._judged(asked, options), options))
         backbone, loop = self.encoder.backbone, asyncio.get_running_loop()
         # Embeddings that aren't symmetric read one question after the other.
-        if len(queries) >= _TOGETHER or not (backbone is None or backbone.symmetric):
-            return await self._awaited(queries, drafts, options, where)
-        key = loop, repr((options, where))  # True and 1 are equal, their representations aren't
+        if len(asked) >= _TOGETHER or not (backbone is None or backbone.symmetric):
+            return await self._awaited(asked, options)
+        key = loop, repr(options)  # True and 1 are equal, their representations aren't
         batch = self._next.get(key)
-        if batch is None or len(batch.asked) + len(queries) > _TOGETHER:
+        if batch is None or len(batch.asked) + len(asked) > _TOGETHER:
             batch = self._next[key] = _Batch()
-            batch.task = loop.create_task(self._batch(batch, key, options, where))
+            batch.task = loop.create_task(self._batch(batch, key, options))
         else:
             batch.shared = True
-        part = slice(len(batch.asked), len(batch.asked) + len(queries))
-        batch.asked += zip(queries, drafts, strict=True)
+        part = slice(len(batch.asked), len(batch.asked) + len(asked))
+        batch.asked += asked
         batch.callers += 1
         found = None
         try:
@@ -122,77 +115,63 @@ class Served:
                 if self._next.get(key) is batch:
                     del self._next[key]
         if found is None:  # it may be another's text that can't be embedded
-            return await self._awaited(queries, drafts, options, where)
+            return await self._awaited(asked, options)
         vectors, relevant, picks = found
-        return picks[part] or await self.engine.arun(self._selection(vectors[part], relevant[part], options, where))
+        return picks[part] or await self.engine.arun(self._selection(vectors[part], relevant[part], options))
 
     async def _batch(
-        self, batch: _Batch, key: _Key, options: Options, where: Filter | None
+        self, batch: _Batch, key: _Key, options: Options
     ) -> tuple[FloatArray, BoolArray, list[list[Pick] | InputError]]:
         await asyncio.sleep(0)  # until all that is ready now has had its turn, even if tasks start eagerly
         self._next.pop(key, None)  # or a later one, which nobody else joins then
         # Several callers' questions are read in no caller's context: another's trace shouldn't have them.
-        read: Callable[..., tuple[FloatArray, BoolArray]] = self._queries
-        read = partial(Context().run, read) if batch.shared else read
-        vectors, relevant = await asyncio.to_thread(read, *zip(*batch.asked, strict=True), options)
+        context = Context() if batch.shared else copy_context()
+        vectors, relevant = await asyncio.to_thread(context.run, self._judged, batch.asked, options)
         if not isinstance(self.engine, LocalIndex):
             return vectors, relevant, []
-        return vectors, relevant, await self.engine.arun(self._selection(vectors, relevant, options, where))
+        return vectors, relevant, await self.engine.arun(self._selection(vectors, relevant, options))
 
-    async def _awaited(
-        self, queries: Sequence[str], drafts: Sequence[str | None], options: Options, where: Filter | None
-    ) -> list[list[Pick] | InputError]:
-        judged = await asyncio.to_thread(self._queries, queries, drafts, options)
-        return await self.engine.arun(self._selection(*judged, options, where))
+    async def _awaited(self, asked: Sequence[Asked], options: Options) -> list[list[Pick] | InputError]:
+        judged = await asyncio.to_thread(self._judged, asked, options)
+        return await self.engine.arun(self._selection(*judged, options))
 
-    def explain(
-        self,
-        query: str,
-        options: Options,
-        where: Filter | None = None,
-        *,
-        draft: str | None = None,
-        runner_ups: int = 3,
-        structures: Structures | None = None,
-    ) -> Explanation:
-        """Pick the best examples for a question, and say why. For arguments see `select` and `explanation.explain`."""
-        if error := error_of(query):
+    def explain(self, asked: Asked, options: Options, *, runner_ups: int, structures: Structures | None) -> Explanation:
+        """Pick the best examples for a question, and say why; see `explanation.explain`."""
+        if error := error_of(asked[0]):
             raise error
-        self.encoder.check_drafts([draft])
-        vectors, relevant = self._queries([query], [draft], options)
+        vectors, relevant = self._judged([asked], options)
         if not relevant.all():
             raise PoolError(f"there are no picks to explain: no relevance of {options.min_relevance} (min_relevance)")
 
         async def explained() -> Explanation:
-            async with self.engine.read(where) as reader:
+            async with self.engine.read(options.where) as reader:
                 if not reader.size:
                     raise PoolError("there are no candidates to explain picks from")
                 possible = replace(options, k=min(options.k, reader.size), explore=0.0, random=None)
                 state, item = self.encoder.state(), self.schema.item
                 return await explain(
-                    query, vectors, state, possible, reader, runner_ups=runner_ups, item=item, structures=structures
+                    asked[0], vectors, state, possible, reader, runner_ups=runner_ups, item=item, structures=structures
                 )
 
         return self.engine.run(explained())
 
-    def _queries(
-        self, queries: Sequence[str], drafts: Sequence[str | None], options: Options
-    ) -> tuple[FloatArray, BoolArray]:
+    def _judged(self, asked: Sequence[Asked], options: Options) -> tuple[FloatArray, BoolArray]:
         """E_x of questions (B, D), and which of them are relevant enough to pick for (B,)."""
+        queries, drafts = zip(*asked, strict=True)
         homes, judge = [options.home] * len(queries), options.min_relevance > 0
         vectors, relevance = self.encoder.judge_queries(queries, drafts, homes, judge=judge)
         return vectors, relevance >= options.min_relevance
 
     async def _selection(
-        self, vectors: FloatArray, relevant: BoolArray, options: Options, where: Filter | None
+        self, vectors: FloatArray, relevant: BoolArray, options: Options
     ) -> list[list[Pick] | InputError]:
         if not relevant.all():
-            found = iter(await self._selection(vectors[relevant], relevant[relevant], options, where))
+            found = iter(await self._selection(vectors[relevant], relevant[relevant], options))
             return [next(found) if each else [] for each in relevant]
         if not len(vectors):
             return []
         state = self.encoder.state()
-        async with self.engine.read(where) as reader:
+        async with self.engine.read(options.where) as reader:
             if options.k > reader.size:
                 logger.info("k = %d examples asked for, but there are only %d: all are picked", options.k, reader.size)
                 options = replace(options, k=reader.size)
