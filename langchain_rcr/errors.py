@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 _CONTROL = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufff9-\ufffb\ud800-\udfff]"
@@ -51,3 +53,19 @@ class MissingExtraError(RCRError, ImportError):
 
     def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
         return type(self), (self.package, self.extra)  # else a pool of processes would wait for it forever
+
+
+@contextmanager
+def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
+    """Turn whatever a library raises on bad data into a one-line `kind`: `what`, and why.
+
+    A `CheckpointError` passes through, as it already names its source.
+    """
+    try:
+        yield
+    except (CheckpointError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # a panic in Rust isn't an Exception
+        # PyTorch appends its stack to the first line.
+        why = " ".join(str(error).partition("\nException raised from")[0].split()) or type(error).__name__
+        raise kind(f"{what}: {why[:300]}") from error

@@ -14,13 +14,12 @@ from langchain_rcr.basics.files import read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import show
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.families.encoding import Backbone
 from langchain_rcr.families.model_files import INSIDE, PretrainedBackbone, Read, unit
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.families.static import PREFIX as STATIC
 from langchain_rcr.families.static import StaticBackbone
-from langchain_rcr.families.untrusted import refusing
 
 if TYPE_CHECKING:
     from langchain_core.embeddings import Embeddings

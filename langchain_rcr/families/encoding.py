@@ -23,8 +23,7 @@ from langchain_rcr.basics.files import digest, read_json, write_json
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import BoolArray, DoubleArray, FloatArray, IntArray, Rows, SparseRows
-from langchain_rcr.errors import CheckpointError
-from langchain_rcr.families.untrusted import refusing
+from langchain_rcr.errors import CheckpointError, refusing
 
 
 class Features(Protocol):

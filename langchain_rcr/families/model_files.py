@@ -15,8 +15,7 @@ from typing import Any, Literal, Self, TypeAlias
 import numpy as np
 
 from langchain_rcr.basics.rows import FloatArray
-from langchain_rcr.errors import InputError
-from langchain_rcr.families.untrusted import refusing
+from langchain_rcr.errors import InputError, refusing
 
 Pooling = Literal["mean", "cls"]
 Read: TypeAlias = tuple[FloatArray, list[FloatArray]]

@@ -17,7 +17,7 @@ from langchain_rcr.basics.files import read_json, write_json, write_text
 from langchain_rcr.basics.progress import spread
 from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import show
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, refusing
 from langchain_rcr.families import bert
 from langchain_rcr.families.base import DEFAULT_BASE
 from langchain_rcr.families.model_files import (
@@ -31,7 +31,7 @@ from langchain_rcr.families.model_files import (
     token_ids,
     unit,
 )
-from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer, refusing
+from langchain_rcr.families.untrusted import check_saved_files, check_tokenizer
 
 
 class OnnxBackbone(PretrainedBackbone):

@@ -23,11 +23,11 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import FloatArray, IntArray
 from langchain_rcr.basics.section import show
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.families.encoder import Bounded, Encoder
 from langchain_rcr.families.encoding import Backbone, check_digest
 from langchain_rcr.families.model_files import LIMITS, MAX_CHARACTERS, Pooling, Read, model_folder, special_tokens
-from langchain_rcr.families.untrusted import check_kind, check_saved_files, check_tokenizer, entries, refusing
+from langchain_rcr.families.untrusted import check_kind, check_saved_files, check_tokenizer, entries
 
 _LOADING = Lock()
 _PLAIN_SIZE = 1 << 20

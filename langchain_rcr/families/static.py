@@ -19,9 +19,9 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer
 
 from langchain_rcr.basics.files import read_json, write_json
-from langchain_rcr.errors import CheckpointError, InputError
+from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.families.model_files import LocalBackbone, Read, model_folder, token_ids, unit
-from langchain_rcr.families.untrusted import check_tokenizer, refusing
+from langchain_rcr.families.untrusted import check_tokenizer
 
 PREFIX = "static:"
 """Prefix of a base of which only the input embeddings are used."""

@@ -10,13 +10,12 @@ from __future__ import annotations
 import base64
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.files import read_json
 from langchain_rcr.basics.section import show
-from langchain_rcr.errors import CheckpointError, InputError, RCRError
+from langchain_rcr.errors import CheckpointError, InputError, refusing
 
 _TYPES = """
 albert bert big_bird camembert convbert data2vec-text deberta deberta-v2 distilbert electra ernie eurobert
@@ -50,22 +49,6 @@ _MAX_FORM_BYTES = 128
 """Bytes of the longest normal form of a character; Unicode's longest has 33."""
 _MAX_WORD_LENGTH = 1000
 """Characters of a word that WordPiece splits, in quadratic time."""
-
-
-@contextmanager
-def refusing(what: str, kind: type[RCRError] = InputError) -> Iterator[None]:
-    """Turn whatever a library raises on bad data into a one-line `kind`: `what`, and why.
-
-    A `CheckpointError` passes through, as it already names its source.
-    """
-    try:
-        yield
-    except (CheckpointError, KeyboardInterrupt, SystemExit, GeneratorExit):
-        raise
-    except BaseException as error:  # a panic in Rust isn't an Exception
-        # PyTorch appends its stack to the first line.
-        why = " ".join(str(error).partition("\nException raised from")[0].split()) or type(error).__name__
-        raise kind(f"{what}: {why[:300]}") from error
 
 
 def check_saved_files(folder: Path) -> dict[str, Any]:

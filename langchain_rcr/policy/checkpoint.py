@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import atomic_directory, read_json, write_json, write_text
 from langchain_rcr.basics.section import unknown
-from langchain_rcr.errors import CheckpointError, InputError, RCRError
+from langchain_rcr.errors import CheckpointError, InputError, RCRError, refusing
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PARTS
 from langchain_rcr.families.state import make_state
-from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, inside, seal, stranger, verify
 from langchain_rcr.policy.prompt import Prompt

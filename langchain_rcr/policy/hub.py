@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.errors import CheckpointError
+from langchain_rcr.errors import CheckpointError, refusing
 from langchain_rcr.families.base import DEFAULT_BASE, ModelSettings, get_family
-from langchain_rcr.families.untrusted import refusing
 from langchain_rcr.policy.manifest import FILES
 from langchain_rcr.programs import ProgramSpec, about
 

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack, cast
 
 from langchain_rcr.basics.items import home_field
 from langchain_rcr.basics.section import unknown
-from langchain_rcr.errors import CheckpointError, InputError
-from langchain_rcr.families.untrusted import refusing
+from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.index.vectorstore import VectorStoreIndex
 from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.hub import fetched

@@ -20,8 +20,7 @@ from safetensors.numpy import save_file
 from langchain_rcr.basics.files import atomic_file, read_json, write_text
 from langchain_rcr.basics.items import check_json
 from langchain_rcr.basics.rows import IntArray, Rows, SparseRows, longest
-from langchain_rcr.errors import CheckpointError, InputError, PoolError
-from langchain_rcr.families.untrusted import refusing
+from langchain_rcr.errors import CheckpointError, InputError, PoolError, refusing
 from langchain_rcr.index.base import PoolVectors
 from langchain_rcr.policy.manifest import inside, verify
 from langchain_rcr.pool.examples import Example, ExamplePool, random_ids

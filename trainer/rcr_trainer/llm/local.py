@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, StoppingCriteriaList
 
 from langchain_rcr.chains.answers import cut
+from langchain_rcr.errors import refusing
 from langchain_rcr.families.pooled import undisturbed
-from langchain_rcr.families.untrusted import refusing
 from rcr_trainer.errors import ConfigError
 
 
