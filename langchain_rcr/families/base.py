@@ -20,7 +20,7 @@ from pydantic.fields import FieldInfo
 from langchain_rcr.basics.extras import require
 from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.section import OneOf, Section, contradiction, stated
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, refusing
 from langchain_rcr.families.state import STATES, AdditiveState
 
 if TYPE_CHECKING:
@@ -236,12 +236,8 @@ def get_family(name: str) -> Family:
             f"unknown encoder family '{name}' (known: {', '.join(family_names())}); another one comes with the Python "
             f"distribution that registers it in the entry-point group '{GROUP}': install that"
         )
-    try:
+    with refusing(f"encoder family '{name}' ({point.value}) can't be loaded"):
         family = point.load()()
-    except Exception as error:  # foreign code, which may fail in any way
-        raise InputError(
-            f"encoder family '{name}' ({point.value}) can't be loaded: {' '.join(str(error).split())}"
-        ) from error
     if not isinstance(family, Family) or family.name != name:
         raise InputError(f"encoder family '{name}': {point.value} is not a Family of this name")
     return family

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar, Generic, Self, TypeVar
 
-from langchain_rcr.errors import CheckpointError
+from langchain_rcr.errors import InputError
 
 Array = TypeVar("Array")
 """numpy.ndarray while serving, torch.Tensor while training: states use plain arithmetic only."""
@@ -142,8 +142,8 @@ def _filled(number: float | str) -> str:
 
 
 def make_state(name: str, lam: float, fade: float | None = None) -> State[Any]:
-    """A fresh state, by the name in `STATES` that settings and checkpoints use, or a `CheckpointError`."""
+    """A fresh state, by the name in `STATES` that settings and checkpoints use, or an `InputError`."""
     if name not in STATES:
         known = " and ".join(f"'{known}'" for known in STATES)
-        raise CheckpointError(f"unknown state '{name}': this version of langchain-rcr knows {known}")
+        raise InputError(f"unknown state '{name}': this version of langchain-rcr knows {known}")
     return STATES[name](lam, fade)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, get_args
 from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import atomic_directory, read_json, write_json, write_text
 from langchain_rcr.basics.section import unknown
-from langchain_rcr.errors import CheckpointError, InputError, RCRError, refusing
+from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families import get_family
 from langchain_rcr.families.base import PARTS
@@ -85,15 +85,13 @@ def load(
     """See `TriEncoder.from_pretrained`."""
     _check_runtime(runtime)
     meta = _read_meta(path)
-    try:
+    with refusing(f"{path}", CheckpointError):
         family = get_family(str(meta["family"]))
         make_state(str(meta["state"]), 0.0)
         spec = ProgramSpec.from_json(meta["spec"])
         saved_for: Runtime | None = "onnx" if meta.get("runtime") == "onnx" else None
         runtime = runtime or saved_for
         kinds = family.kinds(numpy=runtime != "torch")
-    except (RCRError, TypeError) as error:
-        raise CheckpointError(f"{path}: {' '.join(str(error).split())[:300]}") from error
     there, torch = (path / "backbone.json").is_file(), None if runtime is None else runtime == "torch"
     backbone = backbones.load_backbone(path, embeddings, trust, torch=torch) if there else None
     with refusing(f"{path} is damaged", CheckpointError):

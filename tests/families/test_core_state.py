@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from langchain_rcr.errors import CheckpointError
+from langchain_rcr.errors import InputError
 from langchain_rcr.families.state import AdditiveState, make_state
 
 
@@ -51,5 +51,5 @@ def test_states_by_name():
     assert make_state("additive", 0.3).lam == 0.3
     query, context = np.ones((1, 2)), np.full((1, 2), 2.0)  # what is added up covers nothing, and nothing fades
     assert make_state("additive", 0.5, 2.0).start(query).update(context).vector().tolist() == [[2, 2]]
-    with pytest.raises(CheckpointError, match="unknown state 'sticky'"):
+    with pytest.raises(InputError, match="unknown state 'sticky'"):
         make_state("sticky", 0.3)
