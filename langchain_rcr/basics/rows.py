@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -21,7 +21,6 @@ FloatArray: TypeAlias = NDArray[np.float32]
 DoubleArray: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[np.int64]
 BoolArray: TypeAlias = NDArray[np.bool_]
-Scalar = TypeVar("Scalar", bound=np.generic)
 
 _LEAST = 16
 """A growing matrix's initial room, in rows."""
@@ -243,58 +242,52 @@ class SparseRows:
 Rows: TypeAlias = FloatArray | SparseRows
 
 
-class Growing(Generic[Scalar]):
-    """An immutable array (N, …); `extended` returns a longer one, which shares its memory if possible.
+class Growing:
+    """An immutable matrix (N, D); `extended` returns a longer one, which shares its memory if possible.
 
     Threads may read while one extends, since that writes beyond what they hold. Only one may extend at a time;
-    extending the same array twice gives separate arrays.
+    extending the same matrix twice gives separate ones.
     """
 
-    def __init__(self, rows: NDArray[Scalar]) -> None:
+    def __init__(self, rows: Rows) -> None:
         self.rows = rows
-        self._buffer, self._used = rows, [len(rows)]
+        arrays = (rows.starts, rows.columns, rows.values) if isinstance(rows, SparseRows) else (rows,)
+        self._parts: list[_Part] = [(array, array, [len(array)]) for array in arrays]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Growing, (self.rows,)
 
-    def extended(self, more: NDArray[Scalar] | SparseRows) -> Growing[Scalar]:
-        """With `more` (M, …) at the end; a full buffer doubles."""
-        start, end = len(self.rows), len(self.rows) + len(more)
-        buffer, used = self._buffer, self._used
-        if used[0] != start or end > len(buffer):
-            buffer = np.empty((max(end, 2 * start, _LEAST), *self.rows.shape[1:]), dtype=self.rows.dtype)
-            buffer[:start], used = self.rows, [start]
-        buffer[start:end] = np.asarray(more)
-        used[0] = end
-        grown = Growing(buffer[:end])
-        grown._buffer, grown._used = buffer, used
+    def extended(self, more: Rows) -> Growing:
+        """With `more` (M, D) at the end; a `PoolError` if int32 can't count a sparse matrix's numbers any more."""
+        rows = self.rows
+        if isinstance(rows, SparseRows):
+            new = sparse(more)
+            if len(rows.values) + len(new.values) > _COUNTED:
+                raise PoolError(f"a sparse pool holds {_COUNTED:,} numbers at most: keep this one in several")
+            ends = [new.starts[1:] + rows.starts[-1], new.columns, new.values]
+        else:
+            ends = [np.asarray(more)]
+        parts = [_longer(*part, end) for part, end in zip(self._parts, ends, strict=True)]
+        whole = [array for array, *_ in parts]
+        longer = SparseRows(whole[0], whole[1], whole[2], rows.dim) if isinstance(rows, SparseRows) else whole[0]
+        grown = Growing(longer)
+        grown._parts = parts
         return grown
 
 
-class GrowingSparse:
-    """`Growing` for a sparse matrix (N, D)."""
-
-    def __init__(self, rows: SparseRows, parts: Sequence[Growing[Any]] = ()) -> None:
-        self.rows = rows
-        self._parts = parts or [Growing(rows.starts), Growing(rows.columns), Growing(rows.values)]
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return GrowingSparse, (self.rows,)
-
-    def extended(self, more: Rows) -> GrowingSparse:
-        """With `more` (M, D) at the end; a `PoolError` if int32 can't count that many numbers."""
-        new = sparse(more)
-        if len(self.rows.values) + len(new.values) > _COUNTED:
-            raise PoolError(f"a sparse pool holds {_COUNTED:,} numbers at most: keep this one in several")
-        ends = (new.starts[1:] + self.rows.starts[-1], new.columns, new.values)
-        parts = [part.extended(end) for part, end in zip(self._parts, ends, strict=True)]
-        starts, columns, values = (part.rows for part in parts)
-        return GrowingSparse(SparseRows(starts, columns, values, self.rows.dim), parts)
+_Part: TypeAlias = tuple[NDArray[Any], NDArray[Any], list[int]]
+"""An array, the buffer that it begins, and how much of this is used, by longer arrays too."""
 
 
-def growing(rows: Rows) -> Growing[np.float32] | GrowingSparse:
-    """A matrix that can be extended."""
-    return GrowingSparse(rows) if isinstance(rows, SparseRows) else Growing(rows)
+def _longer(array: NDArray[Any], buffer: NDArray[Any], used: list[int], more: NDArray[Any]) -> _Part:
+    """An array with `more` at the end; a full buffer doubles."""
+    start, end = len(array), len(array) + len(more)
+    if used[0] != start or end > len(buffer):
+        buffer = np.empty((max(end, 2 * start, _LEAST), *array.shape[1:]), dtype=array.dtype)
+        buffer[:start], used = array, [start]
+    buffer[start:end] = more
+    used[0] = end
+    return buffer[:end], buffer, used
 
 
 def sparse(rows: Rows) -> SparseRows:

@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from langchain_rcr.basics.rows import BoolArray, FloatArray, IntArray, growing, longest
+from langchain_rcr.basics.rows import BoolArray, FloatArray, Growing, IntArray, longest
 from langchain_rcr.errors import CheckpointError
 from langchain_rcr.index.base import Hits, InThisThread, PoolVectors, Row, check_ids, check_vectors
 from langchain_rcr.index.filters import Filter, fields_of, matches, unknown_field
@@ -83,7 +83,7 @@ class Table(ABC):
 
     def __init__(self, vectors: PoolVectors, rows: Iterable[Row] = ()) -> None:
         self.rows = rows if isinstance(rows, _Rows) else _Rows(rows)
-        self._context = growing(vectors.context)
+        self._context = Growing(vectors.context)
         self._longest = longest(vectors.candidate)
         self.size = len(vectors.candidate)  # how many candidates can be found
         self.allowed = np.ones(self.size, dtype=bool)  # (N,) which these are

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from langchain_rcr.basics.rows import LARGE, TRIALS, FloatArray, IntArray, SparseRows, growing, product, taken
+from langchain_rcr.basics.rows import LARGE, TRIALS, FloatArray, Growing, IntArray, SparseRows, product, taken
 from langchain_rcr.index.base import BEST, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
 from langchain_rcr.index.ranking import (
@@ -55,7 +55,7 @@ class MatrixTable(Table):
 
     def __init__(self, vectors: PoolVectors, rows: Iterable[Row] = ()) -> None:
         super().__init__(vectors, rows)
-        self._candidate, self._coarse = growing(vectors.candidate), Coarse()
+        self._candidate, self._coarse = Growing(vectors.candidate), Coarse()
 
     def extended(self, vectors: PoolVectors) -> Self:
         """See `Table.extended`."""

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from plain_reader import run
 
 from langchain_rcr import Item, PoolError
-from langchain_rcr.basics.rows import Growing, GrowingSparse, SparseRows, longest, product, sparse, taken
+from langchain_rcr.basics.rows import Growing, SparseRows, longest, product, sparse, taken
 from langchain_rcr.families.state import SaturatingState
 from langchain_rcr.families.structure.shown import WORDS
 from langchain_rcr.index.base import PoolVectors, Row
@@ -90,7 +90,7 @@ def test_products_with_a_matrix_and_sums_of_columns():
 @given(st.integers(0, 500), st.lists(st.integers(0, 9), max_size=5))
 def test_a_matrix_that_grew_is_the_matrix_made_at_once(seed, sizes):
     parts = [drawn(seed + at, size) for at, size in enumerate([4, *sizes])]
-    dense, grown = Growing(parts[0]), GrowingSparse(sparse(parts[0]))
+    dense, grown = Growing(parts[0]), Growing(sparse(parts[0]))
     for part in parts[1:]:
         dense, grown = dense.extended(part), grown.extended(sparse(part))
     np.testing.assert_array_equal(np.asarray(grown.rows), np.concatenate(parts))
@@ -102,7 +102,7 @@ def test_a_matrix_that_grew_is_the_matrix_made_at_once(seed, sizes):
 
 
 def test_two_that_extend_the_same_matrix_get_a_matrix_each():
-    start = GrowingSparse(sparse(drawn(0, 2)))
+    start = Growing(sparse(drawn(0, 2)))
     one, other = start.extended(drawn(1, 3)), start.extended(drawn(2, 3))
     np.testing.assert_array_equal(np.asarray(one.rows)[2:], drawn(1, 3))
     np.testing.assert_array_equal(np.asarray(other.rows)[2:], drawn(2, 3))
@@ -110,7 +110,7 @@ def test_two_that_extend_the_same_matrix_get_a_matrix_each():
 
 
 def test_a_matrix_that_int32_cannot_count_is_refused(monkeypatch):
-    start = GrowingSparse(sparse(np.ones((2, 3), dtype=np.float32)))
+    start = Growing(sparse(np.ones((2, 3), dtype=np.float32)))
     monkeypatch.setattr("langchain_rcr.basics.rows._COUNTED", 8)
     with pytest.raises(PoolError, match="8 numbers at most"):
         start.extended(sparse(np.ones((1, 3), dtype=np.float32)))
