@@ -267,17 +267,14 @@ class NumpyNeedEncoder(BaseEncoder):
         views, questions = self.views(items), [item.source for item in items]
         local, words = self.local(views.bags), np.asarray(word_rows(questions))
         grown, raw, new = self._with_additions(), None, None
-        if grown is None:
-            likeness = self.landmarks.likeness(views)
-            if self.descriptions.pairs:
-                kept = self.tensors()
-                raw = likeness @ kept["dual"] + kept["mean"]
-        else:
-            likeness = grown.likeness(views)
+        likeness = (grown or self.landmarks).likeness(views)
+        if grown is not None:
             raw, spare = np.split(likeness @ grown.dual + grown.mean, [-SPARE], axis=1)
             new = None if grown.labels is None else grown.labels.likelihoods(questions, spare)
-        if raw is not None and self.descriptions.pairs:
-            raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, self.tensors()["mean"])
+        if self.descriptions.pairs:
+            kept = self.tensors()
+            raw = likeness @ kept["dual"] + kept["mean"] if raw is None else raw
+            raw = raw + self.descriptions.told(views.vectors, self.landmarks.vectors, kept["mean"])
         homes, share = np.zeros((len(items), 0), np.float32), None
         if self.homes:
             homes = np.asarray(home_rows([item.home for item in items]))
