@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import re
 import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -129,6 +130,15 @@ def unknown(name: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(name.lower(), choices, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return f"unknown {name!r}; {hint}known: {', '.join(choices)}"
+
+
+def check_limits(*, timeout_s: object = 1.0, least: int = 1, **counts: object) -> None:
+    """Raise an `InputError` unless the time is a positive number, and all others are whole numbers from `least` on."""
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
+        raise InputError(f"timeout_s must be a positive number of seconds, not {timeout_s!r:.80}")
+    for name, count in counts.items():
+        if isinstance(count, bool) or not isinstance(count, int) or count < least:
+            raise InputError(f"{name} must be a whole number of at least {least}, not {count!r:.80}")
 
 
 def show(value: object) -> str:

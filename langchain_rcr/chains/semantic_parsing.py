@@ -30,7 +30,7 @@ from langchain_core.runnables.base import RunnableBindingBase, coerce_to_runnabl
 from langchain_core.runnables.config import run_in_executor
 from pydantic import ConfigDict, Field
 
-from langchain_rcr.basics.section import stated
+from langchain_rcr.basics.section import check_limits, stated
 from langchain_rcr.chains.answers import read_answer
 from langchain_rcr.chains.few_shot import (
     PICKED,
@@ -42,7 +42,7 @@ from langchain_rcr.chains.few_shot import (
     prompt_keys,
     with_picks,
 )
-from langchain_rcr.databases.database import Database, check_limits
+from langchain_rcr.databases.database import Database
 from langchain_rcr.databases.many import Databases
 from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.index.base import InThisThread, resolved

@@ -12,9 +12,10 @@ from langchain_core.example_selectors import BaseExampleSelector
 from langchain_core.prompts import BasePromptTemplate
 from langchain_core.runnables import Runnable
 
+from langchain_rcr.basics.section import check_limits
 from langchain_rcr.chains.few_shot import prompt_for
 from langchain_rcr.chains.semantic_parsing import SemanticParsingChain, semantic_parsing_chain
-from langchain_rcr.databases.database import address_of, check_limits, open_database
+from langchain_rcr.databases.database import address_of, open_database
 from langchain_rcr.databases.many import Databases, are_many
 from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.errors import InputError

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import secrets
@@ -28,6 +27,7 @@ from typing import IO, Any, cast
 from urllib.parse import unquote
 
 from langchain_rcr.basics.extras import require
+from langchain_rcr.basics.section import check_limits
 from langchain_rcr.errors import InputError, ProgramError
 
 _WORKER = Path(__file__).with_name("worker.py")
@@ -321,15 +321,6 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
     with process:  # closes its pipes and waits
         pass
-
-
-def check_limits(*, timeout_s: object = 1.0, least: int = 1, **counts: object) -> None:
-    """Raise an `InputError` unless the time is a positive number, and all others are whole numbers from `least` on."""
-    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not 0 < timeout_s < math.inf:
-        raise InputError(f"timeout_s must be a positive number of seconds, not {timeout_s!r:.80}")
-    for name, count in counts.items():
-        if isinstance(count, bool) or not isinstance(count, int) or count < least:
-            raise InputError(f"{name} must be a whole number of at least {least}, not {count!r:.80}")
 
 
 def address_of(database: str | Path) -> tuple[str, bool]:

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from langchain_rcr.basics.items import MARKS, escaped
-from langchain_rcr.databases.database import OPEN, Database, address_of, check_limits
+from langchain_rcr.basics.section import check_limits
+from langchain_rcr.databases.database import OPEN, Database, address_of
 from langchain_rcr.databases.schema import schema_text
 from langchain_rcr.errors import InputError
 

@@ -9,7 +9,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.databases.database import address_of, check_limits, open_database
+from langchain_rcr.basics.section import check_limits
+from langchain_rcr.databases.database import address_of, open_database
 from langchain_rcr.errors import InputError, ProgramError
 
 _ROWS = (50, 5, 1)

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 
 from langchain_rcr.basics.rows import FloatArray, IntArray, SparseRows, taken
+from langchain_rcr.basics.section import check_limits
 from langchain_rcr.errors import InputError, MissingExtraError
 from langchain_rcr.index.base import BEST, InThisThread, PoolVectors, Row
 from langchain_rcr.index.local import LocalIndex, Table
@@ -71,12 +72,10 @@ class FaissOptions:
     def __post_init__(self) -> None:
         if self.kind not in get_args(Kind):
             raise InputError(f"kind must be one of {', '.join(get_args(Kind))}, not {self.kind!r}")
-        for name in ("m", "ef_construction", "ef_search", "nlist", "nprobe", "train_from"):
-            value, least = getattr(self, name), 2 if name == "m" else 1
-            if value is None and name in ("nlist", "nprobe"):
-                continue
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                raise InputError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        check_limits(least=2, m=self.m)
+        check_limits(ef_construction=self.ef_construction, ef_search=self.ef_search, train_from=self.train_from)
+        lists = {"nlist": self.nlist, "nprobe": self.nprobe}
+        check_limits(**{name: value for name, value in lists.items() if value is not None})
 
     def lists(self, rows: int) -> int:
         """How many inverted lists to train on this many rows; 0: too few rows."""

@@ -61,17 +61,10 @@ class Fields(TypedDict, total=False):
     metadata: dict[str, Any] | None
 
 
-class _Arguments(Fields, total=False):
-    """What the constructors and `explain` take as well."""
-
-    source_key: str | Sequence[str] | None
-    target_key: str | None
-    prefer: str | None
-    runner_ups: Count
-
-
+_MORE = {"source_key": str | Sequence[str] | None, "target_key": str | None, "prefer": str | None, "runner_ups": Count}
+"""What the constructors and `explain` take as well."""
 # One each: up to Python 3.11, pydantic doesn't take `typing.TypedDict`.
-_TYPES = {name: TypeAdapter[Any](kind) for name, kind in get_type_hints(_Arguments, include_extras=True).items()}
+_TYPES = {name: TypeAdapter[Any](kind) for name, kind in (get_type_hints(Fields, include_extras=True) | _MORE).items()}
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
