@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import string
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from itertools import chain
 from typing import Any, Literal, NamedTuple
@@ -96,6 +97,15 @@ def text_hash(text: str) -> int:
 def escaped(text: str) -> str:
     """A template that renders as this text."""
     return text.replace("{", "{{").replace("}", "}}")
+
+
+def names_in(template: str) -> Iterator[str]:
+    """The names in a template, which must be plain: attributes or formats could do more than insert text."""
+    for _, name, spec, conversion in string.Formatter().parse(template):
+        if name is not None:
+            if not name.isidentifier() or spec or conversion:
+                raise ValueError(f"{{{name}}} is not a plain name in braces (literal braces are doubled)")
+            yield name
 
 
 def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterable[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import string
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -14,11 +13,11 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
-from langchain_rcr.basics.items import MARKS, escaped
+from langchain_rcr.basics.items import MARKS, escaped, names_in
 from langchain_rcr.basics.section import check_limits
 from langchain_rcr.databases.database import OPEN, Database, address_of
 from langchain_rcr.databases.schema import schema_text
-from langchain_rcr.errors import InputError
+from langchain_rcr.errors import InputError, refusing
 
 LAYOUT = "{db_id}/{db_id}.sqlite"
 """Path of a database's file in a folder, as in Spider."""
@@ -52,7 +51,10 @@ class Databases(AbstractContextManager["Databases"]):
         check_limits(max_databases=max_databases, **limits)
         if Path(place).is_dir():
             place = f"{escaped(place)}/{LAYOUT}"
-        self.names = _names(place)
+        with refusing(f"the database {place} is not a template"):
+            self.names = tuple(dict.fromkeys(names_in(place)))
+            if not self.names:
+                raise InputError(f"it takes plain names, as in {LAYOUT}")
         self._template = str(Path(escaped(str(Path.cwd())), place))
         self._copy = partial(Databases, self._template, max_databases=max_databases, **limits)
         self._limits = {**limits, "max_processes": 1}
@@ -125,13 +127,3 @@ def are_many(database: str | Path) -> bool:
     """Whether this is a folder of databases or a template, rather than the address of one database."""
     place, postgres = address_of(database)
     return Path(place).is_dir() or (not postgres and "{" in place and not Path(place).is_file())
-
-
-def _names(template: str) -> tuple[str, ...]:
-    try:
-        found = [part[1:] for part in string.Formatter().parse(template) if part[1] is not None]
-    except ValueError as error:
-        raise InputError(f"the database {template} is not a template: {error}") from None
-    if not found or any(not name.isidentifier() or form or conversion for name, form, conversion in found):  # type: ignore[union-attr]
-        raise InputError(f"the database {template} is not a template: it takes plain names, as in {LAYOUT}")
-    return tuple(dict.fromkeys(str(name) for name, *_ in found))

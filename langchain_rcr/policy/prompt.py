@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Annotated, Any, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import Field, model_validator
 
-from langchain_rcr.basics.items import escaped
+from langchain_rcr.basics.items import escaped, names_in
 from langchain_rcr.basics.section import OneOf, Section, contradiction, show
 from langchain_rcr.errors import InputError
 from langchain_rcr.policy.schema import fitted, of_others, tables_read
@@ -58,15 +58,6 @@ _ABOUT = {
     "sql": "the database's schema, then Question: and SQL:",
     "sql_chat": "the schema as a system message, then as chat",
 }
-
-
-def _names(template: str) -> Iterator[str]:
-    """The names in a template, which must be plain: attributes or formats could do more than insert text."""
-    for _, name, spec, conversion in string.Formatter().parse(template):
-        if name is not None:
-            if not name.isidentifier() or spec or conversion:
-                raise ValueError(f"{{{name}}} is not a plain name in braces (literal braces are doubled)")
-            yield name
 
 
 def _before(template: str) -> str:
@@ -175,7 +166,7 @@ class Prompt(Section):
         for field, template in (templates | {"question": self.question, "answer": self.answer}).items():
             wanted = wanted_in.get(field)
             try:
-                names = list(_names(template))
+                names = list(names_in(template))
                 if wanted is None and {"source", "target"} & {*names}:
                     raise ValueError("the question is prompt.question's alone")
                 if wanted is not None and names != wanted:
@@ -197,7 +188,7 @@ class Prompt(Section):
         """The other fields of a question that it shows, sorted."""
         others = self.elsewhere
         templates = (each or "" for own in (self, others) for each in (own.system, own.prefix, own.suffix))
-        names = {name for template in templates for name in _names(template)}
+        names = {name for template in templates for name in names_in(template)}
         return sorted(names - ({"schema"} if self.db_schema else set()))
 
     @property
