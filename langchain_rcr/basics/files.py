@@ -21,7 +21,7 @@ from typing import Any, BinaryIO
 
 from safetensors import SafetensorError
 
-from langchain_rcr.errors import CheckpointError, InputError, RCRError
+from langchain_rcr.errors import CheckpointError, InputError, RCRError, refusing
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
@@ -62,12 +62,10 @@ def write_json(path: str | os.PathLike[str], value: Any) -> None:
 
 def read_json(path: Path, required: Sequence[str]) -> dict[str, Any]:
     """A JSON object from a checkpoint with the required keys and none twice, or a `CheckpointError`."""
-    try:
+    with refusing(f"{path} can't be read as JSON", CheckpointError):
         if not path.is_file():  # a pipe would be waited for
             raise CheckpointError(f"{path.parent} is not a complete checkpoint: {path.name} is missing")
         value = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_unambiguous, parse_constant=no_number)
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} can't be read as JSON: {error}") from None
     if not isinstance(value, dict):
         raise CheckpointError(f"{path} does not hold a JSON object")
     if lacking := [key for key in required if key not in value]:

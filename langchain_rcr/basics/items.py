@@ -11,7 +11,7 @@ from itertools import chain
 from typing import Any, Literal, NamedTuple
 from unicodedata import normalize
 
-from langchain_rcr.errors import PoolError
+from langchain_rcr.errors import PoolError, refusing
 
 _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af"
@@ -117,10 +117,8 @@ def copied(examples: Sequence[Mapping[str, Any]], ids: Sequence[str]) -> Iterabl
 
 
 def _deep_copy(fields: dict[str, Any], example_id: str) -> dict[str, Any]:
-    try:
+    with refusing(f"example {example_id!r} has a field that can't be copied", PoolError):
         return copy.deepcopy(fields)
-    except Exception as error:  # a user's class may raise anything
-        raise PoolError(f"example {example_id!r} has a field that can't be copied: {error}") from error
 
 
 def check_json(value: Any, *, tuples: bool = False) -> None:

@@ -22,7 +22,7 @@ from langchain_core.vectorstores import VectorStore
 from langchain_rcr.basics.items import check_json
 from langchain_rcr.basics.progress import track
 from langchain_rcr.basics.rows import DoubleArray, FloatArray
-from langchain_rcr.errors import EngineError, InputError, PoolError, RCRError
+from langchain_rcr.errors import EngineError, InputError, PoolError, RCRError, refusing
 from langchain_rcr.index.base import Row
 from langchain_rcr.index.filters import AllOf, Compare, Filter
 
@@ -238,12 +238,9 @@ class StoredDocuments:
 
     def document(self, key: int, row: Row, candidate: FloatArray, context: FloatArray) -> Document:
         """An example as a document; a `PoolError` if a field isn't JSON."""
-        try:
+        with refusing(f"example {row.id!r} has a field that isn't JSON, so {self.name} can't keep it", PoolError):
             text = json.dumps(row._asdict())
             check_json(row.example, tuples=True)
-        except (TypeError, ValueError) as error:
-            msg = f"example {row.id!r} has a field that isn't JSON, so {self.name} can't keep it: {error}"
-            raise PoolError(msg) from None
         packed = base64.b64encode(np.stack([candidate, context]).astype("<f4").tobytes()).decode()
         kinds = str | int | float if self._filters else str
         fields = row.example.items() if self._filters or type(self.store).__name__ in DIALECTS else ()

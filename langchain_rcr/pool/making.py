@@ -335,10 +335,8 @@ class Lifecycle:
         fields = {}
         for name, field in type(self).model_fields.items():
             if name not in _NOT_SAVED and (value := getattr(self, name)) != field.default:
-                try:
+                with refusing(f"the field {name!r} of the retriever can't be saved"):
                     fields[name] = json.loads(json.dumps(value, allow_nan=False, default=_listed))
-                except (TypeError, ValueError) as error:
-                    raise InputError(f"the field {name!r} of the retriever can't be saved: {error}") from None
         self.store.save(folder, fields, runtime=runtime)
 
     @classmethod

@@ -108,10 +108,8 @@ def _misfit(example: Example) -> str:
 
 def read_jsonl(path: Path, *, source_key: str | Sequence[str] = "source", target_key: str = "target") -> ExamplePool:
     """The pool that `write_jsonl` wrote, or a `PoolError` that names file and line; a row without "id" gets one."""
-    try:
+    with refusing(f"{path} can't be read", PoolError):
         lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise PoolError(f"{path} can't be read: {error}") from error
     examples, places = dict[str, dict[str, Any]](), list[str]()
     for number, line in enumerate(lines, start=1):
         if not line.strip():
