@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal, SupportsInt, TypedDict, get_type_hints
 
 import numpy as np
-from pydantic import Field, GetPydanticSchema, InstanceOf, TypeAdapter, ValidationError
+from pydantic import Field, GetPydanticSchema, InstanceOf, ValidationError, create_model
 
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
@@ -63,8 +63,10 @@ class Fields(TypedDict, total=False):
 
 _MORE = {"source_key": str | Sequence[str] | None, "target_key": str | None, "prefer": str | None, "runner_ups": Count}
 """What the constructors and `explain` take as well."""
-# One each: up to Python 3.11, pydantic doesn't take `typing.TypedDict`.
-_TYPES = {name: TypeAdapter[Any](kind) for name, kind in (get_type_hints(Fields, include_extras=True) | _MORE).items()}
+_KINDS: dict[str, Any] = {
+    name: (kind, None) for name, kind in (get_type_hints(Fields, include_extras=True) | _MORE).items()
+}
+_Checked = create_model("_Checked", **_KINDS)  # up to Python 3.11, pydantic doesn't take `typing.TypedDict`
 
 
 def query_of(variables: Mapping[str, str], input_keys: Sequence[str] | None, source_keys: Sequence[str]) -> str:
@@ -246,17 +248,10 @@ def value_of(group: str, value: Any) -> Any:
 
 def check_types(**fields: Any) -> None:
     """Refuse fields that are of a wrong type or out of range: an `InputError` names the field and its value."""
-    if wrong := [*filter(None, map(_flaw_of, fields, fields.values()))]:
-        raise InputError("; ".join(wrong))
-
-
-def _flaw_of(name: str, value: Any) -> str | None:
     try:
-        if name in _TYPES:
-            _TYPES[name].validate_python(value)
+        _Checked.model_validate(fields)
     except ValidationError as error:
-        return explained(error, lambda place: name)
-    return None
+        raise InputError(explained(error, lambda place: str(place[0]))) from None
 
 
 def check_fields(**fields: Any) -> None:
