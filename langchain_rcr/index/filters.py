@@ -93,12 +93,7 @@ def parse_filter(spec: Mapping[str, Any], *, _depth: int = 0) -> Filter:
 
 def joined(*specs: Mapping[str, Any] | None) -> Filter | None:
     """The conjunction of several filters as `parse_filter` reads them; None: nothing is filtered."""
-    return all_of(*(parse_filter(spec) for spec in specs if spec is not None))
-
-
-def all_of(*conditions: Filter | None) -> Filter | None:
-    """The conjunction of the conditions; None stands for no condition, in arguments and result."""
-    parts = [part for part in conditions if part is not None and part != AllOf(())]
+    parts = [part for spec in specs if spec is not None and (part := parse_filter(spec)) != AllOf(())]
     return AllOf(tuple(parts)) if len(parts) > 1 else next(iter(parts), None)
 
 

@@ -13,7 +13,7 @@ from pydantic import Field, GetPydanticSchema, InstanceOf, ValidationError, crea
 from langchain_rcr.basics.section import explained, unknown
 from langchain_rcr.errors import InputError
 from langchain_rcr.index.base import Row
-from langchain_rcr.index.filters import Compare, all_of, joined, pins, scalar
+from langchain_rcr.index.filters import joined, pins, scalar
 from langchain_rcr.policy.prompt import APPENDIX_D
 from langchain_rcr.policy.selection import Options
 from langchain_rcr.pool.examples import Example
@@ -168,19 +168,18 @@ def options_of(
     check_fields(k=k, beam_width=beam_width, explore=retriever.explore)
     if k < retriever.k_min:
         raise InputError(f"k_min = {retriever.k_min} is more than k = {k}, the number of picks")
-    where, group = joined(retriever.filter, filter), retriever.picks_within
+    group = retriever.picks_within
     field = group or encoder.prefer
     # Looked up by name: a configured group may differ from that of the retriever that the chain knows.
     given = [value for value in (within, (of_variables or {}).get(field, OPEN)) if value is not OPEN]
     if given and not field:
         raise InputError("within: the value of which field? Set the retriever's group")
     values = [value_of(field, value) for value in given]
-    if group:
-        where = all_of(where, *(Compare(group, "eq", value) for value in values))
-        if not pins(where, group):
-            raise InputError(
-                f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
-            )
+    where = joined(retriever.filter, filter, *({group: value} for value in values if group))
+    if group and not pins(where, group):
+        raise InputError(
+            f"examples are picked within one {group!r}: pass filter={{{group!r}: …}} with one value, or within=…"
+        )
     fits = None
     if retriever.max_tokens is not None:
         shown, item = (encoder.prompt or APPENDIX_D).shown, retriever.store.schema.item
