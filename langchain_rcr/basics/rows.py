@@ -96,6 +96,15 @@ class SparseRows:
         """The row of each value."""
         return np.repeat(np.arange(len(self)), np.diff(self.starts))
 
+    def is_sound(self, count: int) -> bool:
+        """Whether these are `count` rows in CSR form, of whatever a stranger's file may hold."""
+        starts, columns, values = self.starts, self.columns, self.values
+        kinds = starts.dtype == columns.dtype == np.int32 and starts.ndim == columns.ndim == values.ndim == 1
+        if not kinds or len(starts) != count + 1 or starts[0] != 0 or not starts[-1] == len(columns) == len(values):
+            return False
+        inside = not len(columns) or 0 <= columns.min() <= columns.max() < self.dim
+        return bool(inside and (np.diff(starts) >= 0).all())
+
     def select(self, keys: IntArray) -> SparseRows:
         """Rows at M positions, in that order."""
         if len(self.values) >= LARGE and self._csr is not None:

@@ -216,14 +216,8 @@ def _matrix(arrays: dict[str, NDArray[Any]], name: str, dim: int) -> Rows:
 def _fit(rows: Rows, count: int) -> bool:
     """Whether rows read from a file are valid and `count` in number."""
     if isinstance(rows, SparseRows):
-        starts, columns, total = rows.starts, rows.columns, len(rows.values)
-        kinds = starts.dtype == columns.dtype == np.int32 and starts.ndim == columns.ndim == rows.values.ndim == 1
-        if not kinds or len(starts) != count + 1 or starts[0] != 0 or not starts[-1] == len(columns) == total:
-            return False
-        inside = not len(columns) or 0 <= columns.min() <= columns.max() < rows.dim
-        # Ascending within a row, so a row begins where they don't rise.
-        falls = 1 + np.flatnonzero(np.diff(columns) <= 0)
-        if (np.diff(starts) < 0).any() or not inside or not np.isin(falls, starts).all():
+        # Columns ascend within a row, so a row begins where they don't rise.
+        if not rows.is_sound(count) or not np.isin(1 + np.flatnonzero(np.diff(rows.columns) <= 0), rows.starts).all():
             return False
     elif len(rows) != count:
         return False

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from langchain_rcr.errors import CheckpointError
 
@@ -41,25 +38,15 @@ def check(encoder: NumpyNeedEncoder, file: Path) -> None:
         "token_bags.root": (anchors, rank) if anchors else (0, 0),
     }
     for name, number in questions.items():
-        near = getattr(encoder, name).bags
-        shapes |= {f"{name}.{part}": (near.columns.size,) for part in ("columns", "values")}
-        shapes[f"{name}.starts"] = (number + 1,)
         shapes |= {f"{name}.vectors": (number, width), f"{name}.tokens": (number, rank)}
     tensors = encoder.tensors()
     sound = {name: tensors[name].shape == shape for name, shape in shapes.items()}
+    for name, number in questions.items():
+        views = getattr(encoder, name)
+        sound[name], sound[f"{name}.homes"] = views.bags.is_sound(number), views.homes.shape == (number,)
     if all(sound.values()):
-        for name, number in questions.items():
-            near = getattr(encoder, name).bags
-            ends = near.starts[0] == 0 and near.starts[-1] == near.columns.size
-            rises = bool((np.diff(near.starts) >= 0).all())
-            sound[name] = ends and rises and _within(near.columns, 0, len(encoder.vocabulary))
-            sound[f"{name}.homes"] = getattr(encoder, name).homes.shape == (number,)
-        sound["phrases"] = _within(encoder.phrases, -1, len(encoder.phrases))
+        sound["phrases"] = bool(((encoder.phrases >= -1) & (encoder.phrases < len(encoder.phrases))).all())
         columns, pairs = len(encoder.inventory), encoder.descriptions.pairs
         sound["described"] = all(0 <= row < count and 0 <= column < columns for row, column in pairs)
     if wrong := [name for name, fits in sound.items() if not fits]:
         raise CheckpointError(f"{file} is damaged: {wrong[0]} doesn't fit the tensors beside it")
-
-
-def _within(numbers: NDArray[Any], least: int, end: int) -> bool:
-    return not numbers.size or bool(least <= numbers.min() and numbers.max() < end)
