@@ -97,7 +97,7 @@ class FewShotMiddleware(_ChangedRequests):
         self.result_key = result_key
 
     def _last_question(self, request: ModelRequest[Any]) -> dict[str, str]:
-        question = last_question(request.messages)
+        question = last_question(request)
         return {self.keys.query: question} if question else {}
 
     async def _changed(self, request: ModelRequest[Any], *, is_async: bool) -> ModelRequest[Any]:
@@ -143,13 +143,10 @@ def _result_text(result: Any) -> str:
     return result if isinstance(result, str) else json.dumps(result, ensure_ascii=False, default=str)
 
 
-def last_question(messages: Sequence[AnyMessage]) -> str:
+def last_question(request: ModelRequest[Any]) -> str:
     """The text of the last human message; empty if there is none."""
-    return next((message.text.strip() for message in reversed(messages) if isinstance(message, HumanMessage)), "")
-
-
-def _question_of(request: ModelRequest[Any]) -> str:
-    return last_question(request.messages)
+    messages = reversed(request.messages)
+    return next((message.text.strip() for message in messages if isinstance(message, HumanMessage)), "")
 
 
 class ComposedToolSelector(_ChangedRequests):
@@ -182,7 +179,7 @@ class ComposedToolSelector(_ChangedRequests):
         if isinstance(always_include, str):
             raise InputError(f"always_include must be a sequence of names, not one: [{always_include!r}]")
         self.retriever, self.always_include = retriever, frozenset(always_include)
-        self.question = question or _question_of
+        self.question = question or last_question
 
     @classmethod
     def from_pairs(
