@@ -6,8 +6,9 @@ import signal
 import tempfile
 import uuid
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +44,16 @@ def pytest_collection_finish() -> None:
     """Leave alone what is there before the first test: going through all modules takes a garbage collection long."""
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def models_in_use() -> Iterator[MutableMapping[Any, Any]]:
+    """What keeps models while they are in use. In the tests they stay, as opening one takes most of a small fit."""
+    from langchain_rcr.families import backbone
+
+    models, backbone._IN_USE = backbone._IN_USE, {}
+    yield models
+    backbone._IN_USE = models
 
 
 @pytest.fixture

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+from weakref import WeakValueDictionary
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from langchain_rcr.basics.rows import FloatArray
 from langchain_rcr.basics.section import show
 from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.families.encoding import Backbone
-from langchain_rcr.families.model_files import INSIDE, PretrainedBackbone, Read, unit
+from langchain_rcr.families.model_files import INSIDE, PretrainedBackbone, Read, model_folder, unit
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
 from langchain_rcr.families.static import PREFIX as STATIC
 from langchain_rcr.families.static import StaticBackbone
@@ -29,9 +31,12 @@ if TYPE_CHECKING:
 
 _PROBE = "what is the number of states that border the largest one ?"
 """Embedded on saving and loading: if the name meant another model by then, all vectors would be silently wrong."""
+_IN_USE: MutableMapping[Any, Any] = WeakValueDictionary()
+"""Models from installed packages, as long as anything reads with them."""
 _LARGEST = 1e15
 """Smaller numbers can be squared and summed in single precision."""
 
+_Model = TypeVar("_Model")
 Known = dict[tuple[bool, str], FloatArray]
 """(is a query, text) → its frozen vector (d,)."""
 
@@ -146,7 +151,7 @@ def open_backbone(
     base = str(settings.pretrained)
     if base.startswith(STATIC):
         return StaticBackbone.of(base.removeprefix(STATIC), max_length=settings.max_length)
-    return _opened(base, torch, pooling=settings.pooling, max_length=settings.max_length)
+    return _opened(base, torch, pooling=settings.pooling, max_length=settings.max_length, saved=False)
 
 
 def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbone | OnnxBackbone:
@@ -158,11 +163,25 @@ def _opened(base: str, torch: bool | None, **options: Any) -> TransformerBackbon
     there = installed("torch") and installed("transformers")
     if not there or (not torch and (torch is False or installed("onnxruntime"))):
         try:
-            return OnnxBackbone(base, **options)
+            return _shared(OnnxBackbone, base, options)
         except InputError:
             if torch is False or not there:
                 raise
-    return TransformerBackbone(base, **options)
+    return _shared(TransformerBackbone, base, options)
+
+
+def _shared(kind: Callable[..., _Model], base: str, options: dict[str, Any]) -> _Model:
+    """A model from an installed package, which doesn't change, is in memory once, however many read with it."""
+    key = None
+    if base.startswith("package:"):
+        with suppress(InputError):  # which the model raises as well, unless something else is missing
+            key = (kind, model_folder(base), *sorted(options.items()))
+    found: _Model | None = _IN_USE.get(key)
+    if found is None:
+        found = kind(base, **options)
+        if key is not None:
+            _IN_USE[key] = found
+    return found
 
 
 def save_backbone(backbone: Backbone, folder: Path, *, onnx: bool = False, int8: bool = False) -> None:

