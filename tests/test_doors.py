@@ -110,6 +110,8 @@ def doors_of(homes: dict[str, Path]) -> list[Door]:
 
 def _walk(node: ast.AST, file: Path, doors: list[Door], typing_only: bool, at_import: bool) -> None:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):  # most of a file, and nothing in it imports
+            continue
         if isinstance(child, ast.Import):
             found = [(alias.name, ()) for alias in child.names]
         elif isinstance(child, ast.ImportFrom):

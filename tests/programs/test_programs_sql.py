@@ -285,8 +285,11 @@ def test_a_long_interval_is_refused_in_a_line(text: str, language: str, caplog: 
     ]
 
 
+OTHERS = ("postgres", "duckdb", "bigquery", "snowflake")
+
+
 @pytest.mark.parametrize("link", ["[1]", ".f()", "[a:b]", "[1].f()", "(1)[1]"])
-@pytest.mark.parametrize("language", ["sql", "sql:postgres", "sql:duckdb", "sql:bigquery", "sql:snowflake"])
+@pytest.mark.parametrize("language", ["sql", *(pytest.param(f"sql:{each}", marks=pytest.mark.slow) for each in OTHERS)])
 def test_a_long_chain_is_refused_in_a_line(link: str, language: str, caplog: pytest.LogCaptureFixture) -> None:
     started = time.thread_time()
     assert parse(f"select f(a){link * 5_000} from t", language) is None
