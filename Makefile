@@ -83,7 +83,7 @@ test-lowest:
 	build/lowest/bin/python -m pip install --quiet uv
 	build/lowest/bin/uv pip install --quiet --python build/lowest --resolution lowest-direct -e '.[dev]'
 	build/lowest/bin/pytest -n $(WORKERS) --dist worksteal -m "not slow"
-	build/lowest/bin/pytest -n $(WORKERS) --dist worksteal tests/llm/test_llm_http.py tests/llm/test_llm_processes.py tests/training/test_grpo_http.py
+	build/lowest/bin/pytest -n $(WORKERS) --dist worksteal tests/llm/test_llm_http*.py tests/llm/test_llm_processes.py tests/training/test_grpo_http.py
 
 audit:
 	$(PYTHON) -m venv build/audit

@@ -1,4 +1,4 @@
-"""Addresses of databases, and PostgreSQL: what a program may not do to the server."""
+"""PostgreSQL is read, and not much of it: what a program may not do to the server."""
 
 import datetime
 import math
@@ -20,68 +20,10 @@ from rcr_trainer.data.examples import Example
 from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.rewards.reward import score
 
-from langchain_rcr import schema_text
 from langchain_rcr.databases import worker as query_worker
-from langchain_rcr.databases.database import address_of, open_database
-from langchain_rcr.errors import InputError, MissingExtraError, ProgramError
+from langchain_rcr.databases.database import open_database
+from langchain_rcr.errors import InputError, ProgramError
 from langchain_rcr.programs import ProgramSpec
-
-# ---------------------------------------------------------------- addresses
-
-
-@pytest.mark.parametrize(
-    ("given", "place", "postgres"),
-    [
-        ("a b?.sqlite", "a b?.sqlite", False),
-        (Path("host=x"), "host=x", False),
-        ("sqlite:///books.sqlite", "books.sqlite", False),
-        ("sqlite+pysqlite:////srv/b%20c.db?timeout=3", "/srv/b c.db", False),
-        (r"sqlite:///C:\books.db", r"C:\books.db", False),
-        ("postgres://ann:p@h/db", "postgresql://ann:p@h/db", True),
-        ("postgresql+psycopg://ann:p@h/db?x=1", "postgresql://ann:p@h/db?x=1", True),
-        ("PostgreSQL+psycopg2://h/db", "postgresql://h/db", True),
-        ("host=h user=ann password=p", "host=h user=ann password=p", True),
-    ],
-)
-def test_addresses_may_be_sqlalchemy_s(given, place, postgres):
-    assert address_of(given) == (place, postgres)
-
-
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("mysql+pymysql://ann:s3cret@h/db", "kind 'mysql'"),
-        ("snowflake://ann:s3cret@account/db", "kind 'snowflake'"),
-        ("mssql+pyodbc:///?odbc_connect=DRIVER=x;PWD=s3cret", "kind 'mssql'"),
-        ("jdbc:postgresql://h/db?user=ann&password=s3cret", "kind 'jdbc:postgresql'"),
-        ("postgresql+psycopg2://ann:s3cret@127.0.0.1:1/db", "no connection"),
-        ("postgresql://ann:s3cret@[::1/db", "the database's address isn't one that PostgreSQL takes"),
-        ("postgresql://ann:s3cret%zz@127.0.0.1/db", "the database's address isn't one"),
-        ("postgresql://ann:s3cret@127.0.0.1:1/db?nothing=1", "the database's address isn't one"),
-        ("host=127.0.0.1 port=1 password=s3cret", "no connection"),
-        ("host=127.0.0.1 port=1 password='s3cret", "the database's address isn't one"),
-        ("Driver={x};Server=y;PWD=s3cret", "no such file"),
-        ("server=y; Password = 's3cret ;x'; UID=z", "no such file"),
-        ("ann:s3cret@h/db", "no such file"),
-        ("sqlite:///ann:s3cret@h/db", "no such file"),
-        ("sqlite://", "in memory"),
-        ("sqlite:///:memory:?x=s3cret", "in memory"),
-    ],
-)
-def test_what_can_t_be_opened_is_said_without_the_password(given, said):
-    with pytest.raises(InputError, match=said) as error:
-        schema_text(given)
-    assert "s3cret" not in str(error.value)
-    assert "\n" not in str(error.value)
-
-
-# ---------------------------------------------------------------- PostgreSQL
-
-
-def test_without_psycopg_the_message_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "psycopg", None)
-    with pytest.raises(MissingExtraError, match="psycopg is not installed: pip install"):
-        open_database("postgresql://localhost/x")
 
 
 @pytest.fixture(scope="module")
@@ -93,6 +35,11 @@ def run(postgres_url):
         connection.execute("INSERT INTO city VALUES ('austin', 3, 0.10), ('boston', 2, 0.2)")
     with open_database(postgres_url, timeout_s=1, max_rows=5) as database:
         yield database
+
+
+@pytest.fixture(scope="module")
+def reward(run, postgres_url):
+    return make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
 
 
 def stat(process):
@@ -248,8 +195,7 @@ class TestPostgreSQL:
         now = "SELECT current_setting('search_path'), current_setting('transaction_read_only')"
         assert executor(now) == [("pg_catalog", "on")]
 
-    def test_it_tells_right_answers_from_wrong_ones(self, run, postgres_url):
-        reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
+    def test_it_tells_right_answers_from_wrong_ones(self, reward):
         gold = "SELECT name FROM city WHERE area < 0.15"
         answers = [
             "SELECT name\nFROM city\nORDER BY area\nLIMIT 1",
@@ -290,8 +236,7 @@ class TestPostgreSQL:
             *("row(1, 'a')", "array[[1, 2], [3, NULL]]", "5::money", "B'101'", "gen_random_uuid()", "point '(1, 2)'"),
         ],
     )
-    def test_no_value_stops_a_run(self, run, postgres_url, value):
-        reward = make_reward("execution", ProgramSpec(language="sql:postgres"), database=postgres_url)
+    def test_no_value_stops_a_run(self, reward, value):
         example = Example("7", "q", "SELECT 1")
         assert list(score(reward, [f"SELECT {value}"], [example], [[]])) == [0.0]
         assert rewards(reward, ("SELECT 1", f"SELECT {value}")) in ([0.0], [None])

@@ -23,6 +23,11 @@ def database(tmp_path):
     return city_database(tmp_path)
 
 
+@pytest.fixture(scope="module")
+def reward(tmp_path_factory):
+    return make_reward("execution", SPEC, database=str(city_database(tmp_path_factory.mktemp("cities"))))
+
+
 # ---------------------------------------------------------------- results
 
 
@@ -48,8 +53,8 @@ def database(tmp_path):
         ("SELECT NULL", "SELECT area FROM city WHERE name = 'paris'", 1.0),
     ],
 )
-def test_execution_by_hand(database, answer, gold, expected):
-    assert rewards(make_reward("execution", SPEC, database=str(database)), (answer, gold)) == [expected]
+def test_execution_by_hand(reward, answer, gold, expected):
+    assert rewards(reward, (answer, gold)) == [expected]
 
 
 def test_questions_without_fields_name_none_of_many_databases(tmp_path):
