@@ -141,8 +141,9 @@ def check_reward(reward: Reward, examples: Sequence[Example], *, quick: bool = F
     """
     if reward.likelihood:
         return np.ones(len(examples), dtype=np.bool_)
-    if not reward.maximum > reward.minimum:
-        what = f"its maximum, {reward.maximum}, must be above its minimum, {reward.minimum}"
+    ends = reward.maximum, reward.minimum
+    if not (all(isinstance(end, Real) for end in ends) and reward.maximum > reward.minimum):
+        what = "its maximum, {!r}, must be above its minimum, {!r}, both numbers".format(*ends)
         raise ConfigError(f"reward '{reward.name}': {what}")
     few, rest = examples[:_FEW], examples[_FEW:]
     scorable = _scorable(reward, few)
