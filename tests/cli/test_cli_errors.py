@@ -185,6 +185,11 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["data", "text2sql", "train.jsonl", "--out", "folder"], "train.jsonl is not a JSON file"),
         (["data", "text2sql", "gone.json", "--out", "folder"], "can't read gone.json"),
         (["trian"], "invalid choice: 'trian'"),
+        (["run", "tiny.yaml", "--evaluation.embeddings=langchain:a:b"], "LangChain embeddings go into model.base"),
+        *(
+            (["run", "tiny.yaml", "--model.family=lexical", f"--model.base={kind}:a:b"], "it has no frozen model")
+            for kind in ("langchain", "static")
+        ),
         *(
             (["run", "tiny.yaml", *dry, *names], "pip install gone")
             for dry in ([], ["--dry-run"])

@@ -49,6 +49,13 @@ def test_the_paragraph_at_the_end(capsys, here):
     assert "settings were chosen on these development queries" in out
 
 
+def test_selectors_may_compare_the_input_embeddings_of_a_model(here):
+    folder = tiny_bert(here / "bert", words="what is the number of animal dog cat", positions=64)
+    flags = ["--evaluation.selectors=dense,set_bsr", f"--evaluation.embeddings=static:{folder}"]
+    assert cli.main(["run", "demo.yaml", *flags]) == 0
+    assert list(report().selectors) == ["rcr", "dense", "set_bsr"]
+
+
 def test_every_selector_in_a_whole_run(here):
     words = "what is the number of that are and color to a animal dog cat"
     folder = tiny_bert(here / "bert", words=words, positions=64)

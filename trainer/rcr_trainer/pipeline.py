@@ -149,7 +149,10 @@ def load_checked(config: Settings) -> tuple[Split, tasks.Task]:
         load_start(config, task.pool)
     elif config.model.pretrained is not None:
         model_folder(config.model.pretrained)
-    if config.evaluation.embeddings is not None:
+    if config.evaluation.embeddings not in (None, config.model.pretrained):
+        if config.evaluation.embeddings.startswith("langchain:"):
+            advice = "LangChain embeddings go into model.base, whose model the selectors then use"
+            raise ConfigError(f"evaluation.embeddings = '{config.evaluation.embeddings}': {advice}")
         model_folder(config.evaluation.embeddings)
     asks = bool(learners(config)) or config.evaluation.asks(config.llm)
     if config.grpo.enabled:

@@ -127,7 +127,7 @@ def _of_its_family(values: Any) -> Any:
     for key in given.keys() - model.model_fields.keys():
         owners = [family.name for family in families() if key in family.Settings.model_fields]
         if owners:
-            raise contradiction(f"model.{key}", given[key], "model.family", name, f"only {', '.join(owners)} has it")
+            raise contradiction(f"model.{key}", given[key], "model.family", name, f"a setting of {', '.join(owners)}")
     return model.model_validate({**given, "family": name})
 
 
@@ -176,7 +176,7 @@ class EvaluationSettings(Section, use_attribute_docstrings=True):
         f"{baselines.OF_SCHEMAS} only if questions have a field schema.",
     )
     embeddings: str | None = None
-    """Model for the selectors that compare embeddings, named like model.base; null: the retriever's own base."""
+    """Model for the selectors that compare embeddings, named like model.base, but not langchain:…; null: model.base."""
     bert: str = "bert-base-uncased"
     """Model for the selector bert, named like model.base."""
     contriever: str = "facebook/contriever"

@@ -13,7 +13,7 @@ from langchain_rcr.basics.items import Item
 from langchain_rcr.basics.progress import track
 from langchain_rcr.errors import InputError
 from langchain_rcr.families import get_family
-from langchain_rcr.families.backbone import RememberingBackbone, TransformerBackbone
+from langchain_rcr.families.backbone import RememberingBackbone, open_backbone
 from langchain_rcr.families.base import FALLBACK_FAMILY, FALLBACK_SETTINGS
 from langchain_rcr.families.pooled import TransformerEncoder
 from langchain_rcr.policy.triencoder import TriEncoder
@@ -204,7 +204,7 @@ def _embedders(run: Run, model: TriEncoder, task: Task) -> tuple[Embed | None, E
     own = name == config.model.pretrained
     raw: Any = model.backbone if own else None
     if raw is None:
-        raw = TransformerBackbone(name, pooling=config.model.pooling, max_length=config.model.max_length)
+        raw = open_backbone(config.model.model_copy(update={"base": name}), torch=True)
     memory = RememberingBackbone(raw, run.vectors if own else None)
     remembered = {example.source for example in [*task.pool, *task.dev]}
 
