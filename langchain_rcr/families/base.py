@@ -98,6 +98,8 @@ class ModelSettings(Section):
             raise contradiction("model.state", self.state, "model.family", self.family, advice)
         if self.needs_base and self.base == "none":
             raise contradiction("model.base", self.base, "model.family", self.family, self.needs_base)
+        if (self.base or "").startswith(("langchain:", "static:")) and not get_family(self.family).frozen:
+            raise contradiction("model.base", self.base, "model.family", self.family, "it has no frozen model")
         return self
 
     @classmethod
@@ -115,9 +117,9 @@ class Family(ABC):
     """A family of encoders: its settings and defaults, how they are built, fitted and varied."""
 
     name: ClassVar[str]
-    summary: ClassVar[str]
+    summary: ClassVar[str] = ""
     """A phrase for help texts."""
-    Settings: ClassVar[type[ModelSettings]]
+    Settings: ClassVar[type[ModelSettings]] = ModelSettings
     encoders: ClassVar[tuple[str, str, str]]
     """"module:Class" of E_x, E_z and E_c, for loading a checkpoint: torch modules (`Encoder`)."""
     numpy_encoders: ClassVar[tuple[str, str, str] | None] = None
@@ -218,8 +220,14 @@ def family_names() -> list[str]:
 
 def families() -> list[Family]:
     """All installed families; one that can't be loaded is left out with a warning."""
+    return list(_loaded(tuple(sys.path)))
+
+
+@cache
+def _loaded(path: tuple[str, ...]) -> list[Family]:
+    """`families` on this `sys.path`; cached, so that a fault is told once."""
     found = []
-    for name in family_names():
+    for name in _registered(path):
         try:
             found.append(get_family(name))
         except InputError as error:
@@ -238,7 +246,9 @@ def get_family(name: str) -> Family:
         )
     with refusing(f"encoder family '{name}' ({point.value}) can't be loaded"):
         family = point.load()()
-    if not isinstance(family, Family) or family.name != name:
+        if isinstance(family, Family) and not issubclass(family.Settings, ModelSettings):
+            raise TypeError("its Settings are no ModelSettings")
+    if not isinstance(family, Family) or getattr(family, "name", None) != name:
         raise InputError(f"encoder family '{name}': {point.value} is not a Family of this name")
     return family
 
@@ -246,6 +256,9 @@ def get_family(name: str) -> Family:
 @cache
 def _registered(path: tuple[str, ...]) -> dict[str, EntryPoint]:
     """Our families and those of distributions on this `sys.path`, by name; cached, since a scan reads all metadata."""
-    ours = {name: EntryPoint(name, f"{GROUP}.{place}", GROUP) for name, place in _OURS.items()}
-    others = {point.name: point for point in entry_points(group=GROUP)}
-    return ours | {name: others[name] for name in sorted(others.keys() - ours.keys())}
+    found = {name: EntryPoint(name, f"{GROUP}.{place}", GROUP) for name, place in _OURS.items()}
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):  # stable: first on the path first
+        if found.setdefault(point.name, point).value != point.value:
+            other = found[point.name].value
+            logger.warning("encoder family '%s': %s is ignored, as %s has that name", point.name, point.value, other)
+    return found

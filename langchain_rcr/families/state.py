@@ -25,13 +25,16 @@ class State(ABC, Generic[Array]):
     """
 
     name: ClassVar[str]
-    summary: ClassVar[str]
+    summary: ClassVar[str] = ""
     """A phrase for help texts."""
     needs_structures: ClassVar[bool] = False
     """Whether coordinates must stand for structures (`Family.structured`)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        taken = STATES.get(cls.name, cls)
+        if (taken.__module__, taken.__qualname__) != (cls.__module__, cls.__qualname__):  # a notebook's cell runs again
+            raise InputError(f"the state '{cls.name}' is {taken.__qualname__}: give {cls.__qualname__} another name")
         STATES[cls.name] = cls
 
     def __init__(self, lam: float, fade: float | None = None) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from langchain_rcr.errors import InputError
-from langchain_rcr.families.state import AdditiveState, make_state
+from langchain_rcr.families.state import STATES, AdditiveState, make_state
 
 
 @pytest.mark.parametrize("make", [np.array, torch.tensor])
@@ -53,3 +53,19 @@ def test_states_by_name():
     assert make_state("additive", 0.5, 2.0).start(query).update(context).vector().tolist() == [[2, 2]]
     with pytest.raises(InputError, match="unknown state 'sticky'"):
         make_state("sticky", 0.3)
+
+
+def test_a_state_replaces_no_other_but_may_be_defined_again(monkeypatch):
+    monkeypatch.setattr("langchain_rcr.families.state.STATES", dict(STATES))
+    with pytest.raises(InputError, match=r"the state 'additive' is AdditiveState: give .*Forgetful another"):
+
+        class Forgetful(AdditiveState):
+            pass
+
+    assert isinstance(make_state("additive", 0.3), AdditiveState)
+    for _ in range(2):  # as a notebook's cell does
+
+        class Patient(AdditiveState):
+            name = "patient"
+
+    assert type(make_state("patient", 0.3)) is Patient

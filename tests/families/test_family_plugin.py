@@ -101,6 +101,10 @@ for wrong in ("--model.bucket=3", "--model.ngrams=3"):
         ended = error.code
     assert ended == 2
 """
+EVALUATE = """
+from rcr_trainer import cli
+assert cli.main(["evaluate", "runs/demo"]) == 2
+"""
 SERVE = """
 from langchain_rcr import SequentialCompositionalRetriever
 retriever = SequentialCompositionalRetriever.from_pretrained("runs/demo/checkpoint", k=3)
@@ -108,14 +112,24 @@ retriever.refit()
 model = retriever.store.encoder
 print(model.family.name, model.config.buckets, model.config.state, len(retriever.invoke("is there a dog ?")))
 """
+LEND = """
+from langchain_rcr.families import families
+from langchain_rcr.policy.triencoder import TriEncoder
+families()
+TriEncoder.build("lexical", [], dim=4, state="halving").save_pretrained("lexical")
+"""
+BORROW = """
+from langchain_rcr.policy.triencoder import TriEncoder
+print(type(TriEncoder.from_pretrained("lexical").state()).__name__)
+"""
 
 
-def distribution(folder: Path, module: str, entry: str) -> Path:
+def distribution(folder: Path, module: str, entry: str, name: str = "toy_family") -> Path:
     """An installed distribution as it lies in site-packages."""
     (folder / "toy_family.py").write_text(module)
-    info = folder / "toy_family-1.0.dist-info"
+    info = folder / f"{name}-1.0.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-family\nVersion: 1.0\n")
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[langchain_rcr.families]\n{entry}\n")
     return folder
 
@@ -148,6 +162,17 @@ def test_trained_saved_served_and_refused_where_it_is_not_installed(python):
     assert "unknown encoder family 'toy'" in refused
     assert "install" in refused
     assert "entry-point group 'langchain_rcr.families'" in refused
+    again = python("-c", EVALUATE, installed=False)
+    assert again.returncode == 0, again.stderr
+    assert "unknown encoder family 'toy'" in again.stderr
+
+
+@pytest.mark.slow
+def test_a_state_that_comes_with_a_family_serves_ours_too(python):
+    assert python("-c", LEND).returncode == 0
+    served = python("-c", BORROW)
+    assert served.stdout.split() == ["HalvingState"], served.stderr
+    assert "unknown state 'halving'" in python("-c", BORROW, installed=False).stderr
 
 
 @pytest.mark.parametrize(
@@ -156,6 +181,9 @@ def test_trained_saved_served_and_refused_where_it_is_not_installed(python):
         ("import no_such_module", "toy = toy_family:ToyFamily", "can't be loaded: No module named 'no_such_module'"),
         ("ToyFamily = dict", "toy = toy_family:ToyFamily", "is not a Family of this name"),
         (TOY, "other = toy_family:ToyFamily", "is not a Family of this name"),
+        (TOY.replace("name, summary, Settings =", "_ ="), "toy = toy_family:ToyFamily", "is not a Family of this name"),
+        (TOY.replace("ToySettings(ModelSettings)", "ToySettings"), "toy = toy_family:ToyFamily", "its Settings are no"),
+        (TOY.replace('"halving", ', '"additive", '), "toy = toy_family:ToyFamily", "'additive' is AdditiveState"),
     ],
 )
 def test_a_broken_family_is_named_and_spares_the_others(tmp_path, monkeypatch, caplog, module, entry, message):
@@ -167,13 +195,32 @@ def test_a_broken_family_is_named_and_spares_the_others(tmp_path, monkeypatch, c
     assert "\n" not in str(error.value)
     assert name in family_names()
     assert [family.name for family in families()] == ["structure", "embeddings", "transformer", "lexical"]
-    assert message in caplog.text
+    families()
+    assert caplog.text.count(message) == 1
 
 
-def test_our_names_stay_ours(tmp_path, monkeypatch):
+def test_a_family_needs_neither_summary_nor_settings_of_its_own(tmp_path, monkeypatch):
+    bare = TOY.replace("name, summary, Settings = ", "name, _, _ = ").replace('"toy", ', '"bare", ')
+    monkeypatch.syspath_prepend(distribution(tmp_path, bare, "bare = toy_family:ToyFamily"))
+    monkeypatch.delitem(sys.modules, "toy_family", raising=False)
+    assert families()[-1].name == "bare"
+    assert get_family("bare").settings(lam=0.5).lam == 0.5
+    assert get_family("structure").settings(state="additive").state == "additive"
+
+
+def test_our_names_stay_ours(tmp_path, monkeypatch, caplog):
     monkeypatch.syspath_prepend(distribution(tmp_path, TOY, "lexical = toy_family:ToyFamily"))
     assert isinstance(get_family("lexical"), LexicalFamily)
     assert family_names().count("lexical") == 1
+    assert "toy_family:ToyFamily is ignored, as langchain_rcr.families.embeddings:LexicalFamily has" in caplog.text
+
+
+def test_of_two_distributions_the_first_on_the_path_has_the_name(tmp_path, monkeypatch, caplog):
+    for name in ("second", "first"):
+        (tmp_path / name).mkdir()
+        monkeypatch.syspath_prepend(distribution(tmp_path / name, TOY, f"toy = {name}:ToyFamily", name))
+    assert family_names()[-1] == "toy"
+    assert "encoder family 'toy': second:ToyFamily is ignored, as first:ToyFamily has that name" in caplog.text
 
 
 def test_a_checkpoint_names_no_import_path(tmp_path):

@@ -24,7 +24,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from langchain_rcr.basics.section import OneOf, explained, show
-from langchain_rcr.families import Family, families
+from langchain_rcr.errors import RCRError
+from langchain_rcr.families import DEFAULT_FAMILY, Family, families, get_family
 from rcr_trainer.errors import HIDDEN, PLACES, ConfigError, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
 
@@ -319,7 +320,7 @@ def _from_file(path: Path) -> Iterator[_Given]:
         if (root := _root_node(loader)) is not None:
             yield from _flatten(loader, root, path, set())
         return
-    except ConfigError:
+    except RCRError:
         raise
     except FileNotFoundError:
         fault = f": no such file (`rcr-train init {path}` writes one with all settings)"
@@ -376,6 +377,9 @@ def _flatten(loader: Any, root: Any, path: Path, seen: set[str], prefix: str = "
             if value is not None:
                 raise ConfigError(f"{where}: '{key}' is a section with settings of its own, not {show(value)}")
         elif key not in settings():
+            if prefix == "model.":  # of a family that is not installed?
+                family = {name.value: each for name, each in root.value}.get("family")
+                get_family(str((family and loader.construct_object(family)) or DEFAULT_FAMILY))
             raise ConfigError(f"{where}: {unknown_key(key, settings())}")
         else:
             yield key, value, where
