@@ -40,7 +40,7 @@ class Result:
 
     @classmethod
     def of(cls, value: Any) -> Result | None:
-        """The digests of a result; None if it can't be compared, such as a value that is nested too deeply."""
+        """The digests of a result; None if it can't be compared, as a cursor or a value that is nested too deeply."""
         rows = value if isinstance(value, list) else [value]
         widths = {len(row) if isinstance(row, tuple) else 0 for row in (rows if rows is value else ())}
         try:
@@ -76,7 +76,12 @@ def canonical(value: Any) -> str:
         return "<" + ",".join(sorted(map(canonical, value))) + ">"
     if isinstance(value, list | tuple):
         return "(" + ",".join(map(canonical, value)) + ")"
-    return repr(value)
+    if hasattr(value, "__array__"):  # NumPy and pandas leave out the middle of a long one
+        return canonical(np.asarray(value).tolist())
+    text = repr(value)
+    if " at 0x" in text and not isinstance(value, str | bytes):
+        raise ValueError(f"{text} says where it is, not what: a cursor, a generator or a coroutine")
+    return text
 
 
 def _of_table(rows: Sequence[Sequence[str]]) -> tuple[str, str]:

@@ -43,6 +43,11 @@ NAN = float("nan")
         ({1, 2}, frozenset({2, 1}), True),
         (("a,b",), ("a", "b"), False),
         (datetime.date(2020, 1, 1), datetime.date(2020, 1, 1), True),
+        (np.array([[1, 2]]), [(1.0, 2.0)], True),
+        (np.arange(2000), np.arange(2000.0), True),
+        (np.arange(2000), np.where(np.arange(2000) == 1000, 0, np.arange(2000)), False),  # NumPy prints them alike
+        (np.str_("a"), "a", True),
+        ("<object at 0x1f>", "<object at 0x1f>", True),
     ],
 )
 def test_what_counts_as_the_same_value(one, other, same):
@@ -188,3 +193,8 @@ def test_columns_that_are_told_apart_one_after_the_other():
 def test_only_tuples_of_one_length_are_rows():
     assert Result.of([[1, 2]]).rows != Result.of([[2, 1]]).rows
     assert Result.of([(1, 2), (1,)]).rows != Result.of([(2, 1), (1,)]).rows
+
+
+@pytest.mark.parametrize("value", [object(), (n for n in (1, 2)), [(1, object())]])
+def test_what_says_where_it_is_and_not_what_it_is_is_no_result(value):
+    assert Result.of(value) is None

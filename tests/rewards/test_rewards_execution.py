@@ -108,6 +108,12 @@ def test_an_executors_bug_is_no_score():
         score(make_reward("execution", SPEC, execute=run), ["a"], [Example("7", "q", "a")], [[]])
 
 
+def test_an_executor_that_gives_an_iterator_of_rows_scores_nothing():
+    reward = make_reward("execution", SPEC, execute=lambda program: iter([program]))
+    with pytest.raises(ConfigError, match=r"can score none of the 1 gold programs: .*the executor the right one"):
+        check_reward(reward, [Example("7", "q", "a")])
+
+
 def test_an_executor_by_name(tmp_path, monkeypatch):
     (tmp_path / "runs_programs.py").write_text("def run(program):\n    return len(program)\n", encoding="utf-8")
     monkeypatch.chdir(tmp_path)

@@ -230,10 +230,12 @@ def test_a_reward_may_have_a_minimum_of_its_own():
             return [1.0 if p == r else -1.0 for p, r in zip(predictions, references, strict=True)]
 
     assert check_reward(make_reward(Strict, SPEC), GOLD).all()
-    for wrong in (-1.0, "1", None):
-        Strict.maximum = wrong
-        with pytest.raises(ConfigError, match="must be above its minimum"):
-            check_reward(make_reward(Strict, SPEC), GOLD)
+    Strict.maximum = -1.0
+    with pytest.raises(ConfigError, match="must be above its minimum"):
+        check_reward(make_reward(Strict, SPEC), GOLD)
+    for Strict.maximum in ("1", None):
+        with pytest.raises(ConfigError, match=f"reward 'strict': its maximum must be a number, not {Strict.maximum!r}"):
+            make_reward({Strict: 1.0, "correctness": 1.0}, SPEC)
 
 
 # ---------------------------------------------------------------- what goes wrong

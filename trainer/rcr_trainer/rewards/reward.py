@@ -82,6 +82,9 @@ class Reward:
         given = given() if isinstance(given, type) else given
         name = getattr(given, "name", getattr(given, "__name__", type(given).__name__))
         said = {each: getattr(given, each) for each in _SAID if hasattr(given, each)}
+        for end in ("maximum", "minimum"):
+            if not isinstance(said.get(end, 0), Real):
+                raise ConfigError(f"reward '{name}': its {end} must be a number, not {said[end]!r:.80}")
         return cls(str(name), given, **said)
 
     @classmethod
@@ -141,9 +144,8 @@ def check_reward(reward: Reward, examples: Sequence[Example], *, quick: bool = F
     """
     if reward.likelihood:
         return np.ones(len(examples), dtype=np.bool_)
-    ends = reward.maximum, reward.minimum
-    if not (all(isinstance(end, Real) for end in ends) and reward.maximum > reward.minimum):
-        what = "its maximum, {!r}, must be above its minimum, {!r}, both numbers".format(*ends)
+    if not reward.maximum > reward.minimum:
+        what = f"its maximum, {reward.maximum}, must be above its minimum, {reward.minimum}"
         raise ConfigError(f"reward '{reward.name}': {what}")
     few, rest = examples[:_FEW], examples[_FEW:]
     scorable = _scorable(reward, few)
