@@ -149,7 +149,7 @@ def test_init_writes_a_file_that_is_the_defaults(capsys, here):
         (["run", "tiny.yaml", "--data.train=gone.jsonl"], "no such file: gone.jsonl (looked for in "),
         (["run", "tiny.yaml", "--data.target_key=sql"], "train.jsonl, line 1: no field 'sql'"),
         (["run", "tiny.yaml", "--program.language=sqll"], "sqll"),
-        (["run", "tiny.yaml", "--sft.k=12"], "the pool has 12 examples, too few for sft.k = 12"),
+        (["run", "tiny.yaml", "--sft.k=12"], "too few for sft.k = 12: a training question can't pick its own"),
         (["run", "tiny.yaml", "--evaluation.k=13"], "the pool has 12 examples, too few for evaluation.k = 13"),
         (["run", "tiny.yaml", "--data.dev_size=12"], "data.dev_size = 12 leaves no training queries of 12"),
         (["run", "tiny.yaml", "--evaluation.split=dev", "--data.dev_size=0"], "no dev queries"),

@@ -103,6 +103,15 @@ def test_a_policy_that_does_not_fit_is_found_before_there_is_a_folder(capsys, he
     assert not (here / "second").exists()
 
 
+@pytest.mark.parametrize("start", ["runs/first", "runs/second/../first/checkpoint"])
+def test_a_run_does_not_take_and_clear_its_own_policy(capsys, here, start):
+    before = weights(here / "first/checkpoint")
+    flags = ["--name=first", "--overwrite", "--grpo.enabled=true"]
+    assert cli.main(["run", "demo.yaml", *flags, f"--sft.checkpoint={start}"]) == 2
+    assert "is in this run's own folder: give this run another name" in capsys.readouterr().err
+    assert weights(here / "first/checkpoint") == before
+
+
 def test_a_policy_of_another_family(capsys, here, tmp_path):
     (tmp_path / "demo.yaml").write_text(CONFIG.replace("{family: lexical, dim: 16}", "{}"), encoding="utf-8")
     assert cli.main([*START, "runs/first"]) == 2

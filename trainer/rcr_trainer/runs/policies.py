@@ -94,6 +94,8 @@ def check_files(run: Run) -> None:
 def load_start(config: Settings, pool: Sequence[Example]) -> TriEncoder:
     """The policy that `sft.checkpoint` names; an `RCRError` if it is damaged or has other settings or another pool."""
     start = folder = Path(str(config.sft.checkpoint))
+    if start.resolve().is_relative_to(config.folder.resolve()):  # --overwrite would clear it
+        raise ConfigError(f"sft.checkpoint = {start} is in this run's own folder: give this run another name")
     if (start / "run.json").is_file():
         other = Run.open(start)
         if not other.done("sft"):

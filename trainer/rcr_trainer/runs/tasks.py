@@ -168,7 +168,8 @@ def check_task(config: Settings, task: Task) -> Task:
     for own, given in needs:
         field, k = (own, given) if given else ("model.k", config.model.k)
         if len(task.pool) < k + (own != "evaluation.k"):  # a training query never retrieves itself
-            raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}")
+            own_one = "" if own == "evaluation.k" else ": a training question can't pick its own example"
+            raise PoolError(f"the pool has {len(task.pool)} examples, too few for {field} = {k}{own_one}")
     spec = replace(task.spec, language=_language_of(config.data, task.pool, task.spec))
     split = config.evaluation.split
     queries = task.held_out(split)
