@@ -81,8 +81,9 @@ class LangChainBackbone:
     """Any LangChain `Embeddings`, frozen. A text that repeats within a call is embedded once."""
 
     def __init__(self, embeddings: Embeddings) -> None:
-        if not hasattr(embeddings, "embed_query"):
-            raise InputError(f"embeddings must be LangChain Embeddings, not {type(embeddings).__name__}")
+        if isinstance(embeddings, type) or not hasattr(embeddings, "embed_query"):
+            what = f"the class {embeddings.__name__}" if isinstance(embeddings, type) else type(embeddings).__name__
+            raise InputError(f"embeddings must be LangChain Embeddings, not {what}")
         self._embeddings = embeddings
         query, entry = _vectors([embeddings.embed_query(_PROBE)], 1), _vectors(embeddings.embed_documents([_PROBE]), 1)
         self.dim = query.shape[1]

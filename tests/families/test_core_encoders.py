@@ -312,6 +312,8 @@ def test_embeddings_that_fail_are_no_damaged_checkpoint(tmp_path):
         TriEncoder.from_pretrained(tmp_path, embeddings=down)
     with pytest.raises(InputError, match=r"^embeddings must be LangChain Embeddings, not str"):
         TriEncoder.from_pretrained(tmp_path, embeddings="text-embedding-3-small")
+    with pytest.raises(InputError, match=r"^embeddings must be LangChain Embeddings, not the class Counting"):
+        TriEncoder.from_pretrained(tmp_path, embeddings=Counting)
 
 
 def test_an_embeddings_object_may_stand_in_for_the_model_it_wraps(tmp_path, bert):
