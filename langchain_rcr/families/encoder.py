@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Mapping
+from itertools import chain
 from typing import Any, ClassVar, Self
 
 import numpy as np
@@ -64,7 +65,7 @@ class Encoder(BaseEncoder, nn.Module):
             if not hasattr(owner, place):
                 owner.add_module(place, nn.Module())
             owner = owner.get_submodule(place)
-        tensor = torch.from_numpy(np.array(array, order="C")).to(self._device())
+        tensor = torch.from_numpy(np.array(array, order="C")).to(self.device)
         if trained:
             owner.register_parameter(last, nn.Parameter(tensor))
         else:
@@ -72,14 +73,16 @@ class Encoder(BaseEncoder, nn.Module):
 
     def given(self, array: NDArray[Any]) -> Tensor:
         """See `BaseEncoder.given`."""
-        return torch.from_numpy(array).to(self._device())
+        return torch.from_numpy(array).to(self.device)
 
     def taken(self, values: Tensor) -> NDArray[np.float32]:
         """See `BaseEncoder.taken`."""
         return values.detach().float().cpu().numpy()
 
-    def _device(self) -> torch.device:
-        first = next(self.parameters(), None)
+    @property
+    def device(self) -> torch.device:
+        """Where its tensors are."""
+        first = next(chain(self.parameters(), self.buffers()), None)
         return torch.device("cpu") if first is None else first.device
 
     def tensors(self) -> dict[str, NDArray[Any]]:

@@ -12,10 +12,10 @@ from rcr_trainer.grpo import calls_at_most
 from rcr_trainer.llm.cache import Answer
 from rcr_trainer.rewards.ours import make_reward
 from rcr_trainer.rewards.reward import Reward, RewardError
-from rcr_trainer.settings import GRPOSettings
+from rcr_trainer.settings import GRPOSettings, SFTSettings
 from rcr_trainer.training import actor as actor_module
 from small_grpo import COVERAGE, FAST, SPEC, SPLIT, items, lexical, run
-from training import Parrot, same_weights
+from training import Parrot, same_weights, train_sft
 from training import train_grpo as train
 
 from langchain_rcr.policy.prompt import APPENDIX_D
@@ -23,6 +23,8 @@ from langchain_rcr.policy.selection import greedy
 from langchain_rcr.policy.triencoder import TriEncoder
 
 torch.set_num_threads(1)
+
+SFT = SFTSettings(epochs=1, lr=1e-2, keep="last", temperature=0.5)
 
 # ---------------------------------------------------------------- end to end
 
@@ -330,3 +332,39 @@ def test_no_program_parses():
     pool = [Example(str(n), f"question {n}", f"no ( program {n}") for n in range(9)]
     with pytest.raises(ConfigError, match="can score none of the 9 gold programs"):
         train(TriEncoder.build("lexical", items(pool), dim=4), pool, pool, [], SPEC, FAST, COVERAGE)
+
+
+# ---------------------------------------------------------------- encoders without parameters
+
+
+def fixed(encoder):
+    """Make buffers of an encoder's parameters, as one has that is fitted in closed form."""
+    for name, parameter in list(encoder.named_parameters()):
+        place, _, last = name.rpartition(".")
+        owner = encoder.get_submodule(place)
+        delattr(owner, last)
+        owner.register_buffer(last, parameter.detach())
+
+
+def test_some_encoders_or_all_may_have_nothing_to_train():
+    model = lexical()
+    fixed(model.context)
+    fixed(model.candidate)
+    weights = [[encoder.tensors()["ngrams.bag.weight"].copy() for encoder in model.encoders]]
+    for stage in (
+        lambda: train_sft(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFT),
+        lambda: run(model, FAST.model_copy(update={"epochs": 1, "keep": "last"})),
+    ):
+        stage()
+        weights.append([encoder.tensors()["ngrams.bag.weight"].copy() for encoder in model.encoders])
+        changed = [not np.array_equal(now, before) for now, before in zip(weights[-1], weights[-2], strict=True)]
+        assert changed == [True, False, False]
+    fixed(model.query)
+    with pytest.raises(ConfigError, match=r"sft.epochs = 1: the lexical family has nothing here that gradients train"):
+        train_sft(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFT)
+    with pytest.raises(ConfigError, match=r"grpo.epochs = 2: .* set grpo.epochs: 0"):
+        run(model)
+    untouched = model.fingerprint()
+    train_sft(model, SPLIT.train, SPLIT.train, SPLIT.dev, SPEC, SFT.model_copy(update={"epochs": 0}))
+    run(model, FAST.model_copy(update={"epochs": 0}))
+    assert model.fingerprint() == untouched

@@ -67,7 +67,7 @@ class _SFT:
     def __init__(self, job: Job, config: SFTSettings) -> None:
         self.job, self.config, self.model, self.processes = job, config, job.model, job.processes
         self.k = config.picks(job.model.config)
-        self.loss, self.device = LOSSES[config.loss], next(job.model.parameters()).device
+        self.loss, self.device = LOSSES[config.loss], job.model.query.device
         self._tensor = job.model.query.given
         self.queries, pool, spec, own = list(job.queries), job.pool, job.spec, config.exclude_own_program
 

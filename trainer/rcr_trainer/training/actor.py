@@ -179,11 +179,11 @@ class Leaf:
         self._encoder, self._features = encoder, features
         order = encoder.order(features)  # similar lengths together
         self._parts = [order[start : start + chunk] for start in range(0, len(order), chunk)]
-        self.vectors: Tensor = torch.empty(len(features), encoder.dim, device=next(encoder.parameters()).device)
+        self.vectors: Tensor = torch.empty(len(features), encoder.dim, device=encoder.device)
         with torch.no_grad():
             for rows in self._parts:
                 self.vectors[encoder.given(rows)] = encoder(features.select(rows)).float()
-        self.vectors.requires_grad_()
+        self.vectors.requires_grad_(any(each.requires_grad for each in encoder.parameters()))
 
     def backward(self) -> None:
         """Pass the gradient accumulated at `vectors` on to the encoder's parameters."""

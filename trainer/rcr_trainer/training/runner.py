@@ -108,6 +108,9 @@ class Runner:
         self.best_by = best_by if config.keep == "best" else ""
         self.bar: Any = None
         self.planned = min(config.epochs * per_epoch, config.max_steps or config.epochs * per_epoch)
+        if self.planned and not parameters:
+            what = f"the {job.model.family.name} family has nothing here that gradients train: set {stage}.epochs: 0"
+            raise ConfigError(f"{stage}.epochs = {config.epochs}: {what}")
         self.parameters, self.result = parameters, Result(stage, job.processes.size)
         self._best: dict[str, Tensor] = {}
         self._saved_at, self._took = time.monotonic(), 0.0
@@ -117,7 +120,7 @@ class Runner:
         for name, each in parameters.items():
             groups.setdefault(rates.get(name, config.lr), []).append(each)
         self.optimizer = torch.optim.AdamW(
-            [{"params": each, "rate": rate} for rate, each in groups.items()],
+            [{"params": each, "rate": rate} for rate, each in groups.items()] or [{"params": []}],
             lr=config.lr,
             weight_decay=config.weight_decay,
             fused=True if all(each.is_cuda for each in parameters.values()) else None,
