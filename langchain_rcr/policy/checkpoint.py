@@ -14,7 +14,7 @@ from langchain_rcr.errors import CheckpointError, InputError, refusing
 from langchain_rcr.families import backbone as backbones
 from langchain_rcr.families import families, get_family
 from langchain_rcr.families.base import PARTS
-from langchain_rcr.families.state import make_state
+from langchain_rcr.families.state import STATES, make_state
 from langchain_rcr.policy.hub import model_card
 from langchain_rcr.policy.manifest import CARD, inside, seal, stranger, verify
 from langchain_rcr.policy.prompt import Prompt
@@ -87,7 +87,8 @@ def load(
     meta = _read_meta(path)
     with refusing(f"{path}", CheckpointError):
         family = get_family(str(meta["family"]))
-        families()  # a state of another distribution comes with its family
+        if meta["state"] not in STATES:
+            families()  # one of another distribution comes with its family
         make_state(str(meta["state"]), 0.0)
         spec = ProgramSpec.from_json(meta["spec"])
         saved_for: Runtime | None = "onnx" if meta.get("runtime") == "onnx" else None
