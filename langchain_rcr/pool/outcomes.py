@@ -170,9 +170,9 @@ def checked_outcome(outcome: float | None) -> float | None:
 
 
 def _lines(file: Path) -> Iterator[Outcome | _Later]:
-    """The lines of a file, none if it is gone."""
+    """The lines of a file, none if it is gone or a folder."""
     # A letter may be cut off, too.
-    with suppress(FileNotFoundError), file.open(encoding="utf-8", errors="replace") as lines:
+    with suppress(FileNotFoundError, IsADirectoryError), file.open(encoding="utf-8", errors="replace") as lines:
         for number, text in enumerate(lines, start=1):
             found = None
             with suppress(ValueError, AttributeError, KeyError, TypeError):

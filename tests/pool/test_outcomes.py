@@ -174,6 +174,8 @@ def test_what_cant_be_recorded_is_refused(tmp_path: Path) -> None:
             log.record("one", [lacking], 1)
     with pytest.raises(InputError, match="there is no such log"):
         list(log.read())
+    with pytest.raises(InputError, match="there is no such log"):
+        list(OutcomeLog(tmp_path).read())
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="can't be written"):
         OutcomeLog(tmp_path / "file" / "outcomes.jsonl").record("one", PICKS, 1)
