@@ -1,11 +1,14 @@
-"""Every engine that a retriever may have: a new one is a line more, and the standard tests run on it."""
+"""Every engine that a retriever may have: a new one is a line more, and the standard tests run on it. A fitted one."""
 
+import copy
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from test_plugin_relevance import ROWS, WordCounts
 from vector_stores import STORES
 
+from langchain_rcr import SequentialCompositionalRetriever
 from langchain_rcr.index.faiss import FaissIndex
 from langchain_rcr.index.memory import MemoryIndex
 from langchain_rcr.index.pgvector import PgVectorIndex
@@ -26,3 +29,15 @@ def index(request: pytest.FixtureRequest) -> Iterator[Any]:
     made = ENGINES[request.param](request)
     yield made
     made.close()
+
+
+@pytest.fixture(scope="module")
+def fitted() -> SequentialCompositionalRetriever:
+    """Fitted once for a module."""
+    return SequentialCompositionalRetriever.from_examples(ROWS, WordCounts(), language="functional", k=2)
+
+
+@pytest.fixture
+def retriever(fitted: SequentialCompositionalRetriever) -> SequentialCompositionalRetriever:
+    """A copy that a test may change."""
+    return copy.deepcopy(fitted)

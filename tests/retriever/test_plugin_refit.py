@@ -26,16 +26,6 @@ make = SequentialCompositionalRetriever
 NEW = [{"source": f"where do the {one} live", "target": f"home({one})"} for one in ("cats", "dogs", "mice", "bees")]
 
 
-@pytest.fixture(scope="module")
-def fitted() -> SequentialCompositionalRetriever:
-    return make.from_examples(ROWS, WordCounts(), language="functional", k=2)
-
-
-@pytest.fixture
-def retriever(fitted: SequentialCompositionalRetriever) -> SequentialCompositionalRetriever:
-    return copy.deepcopy(fitted)
-
-
 def shown(retriever: Any) -> list[Any]:
     return [retriever.select_examples({"source": row["source"]}) for row in [*ROWS, *NEW]]
 

@@ -21,16 +21,6 @@ from langchain_rcr import OutcomeLog, SequentialCompositionalRetriever, TriEncod
 from langchain_rcr.pool import store as stores
 
 
-@pytest.fixture(scope="module")
-def fitted() -> SequentialCompositionalRetriever:
-    return make.from_examples(ROWS, WordCounts(), language="functional", k=2)
-
-
-@pytest.fixture
-def retriever(fitted: SequentialCompositionalRetriever) -> SequentialCompositionalRetriever:
-    return copy.deepcopy(fitted)
-
-
 def wait_until(condition: Callable[[], bool]) -> None:
     until = time.monotonic() + 60
     while not condition():

@@ -1,7 +1,6 @@
 """`min_relevance`: nothing is picked for questions on other matters."""
 
 import asyncio
-import copy
 import pickle
 from itertools import product
 from typing import Any
@@ -27,11 +26,6 @@ NEAR, FAR = "name the big red owls", "what is the weather in Paris today"
 @pytest.fixture(scope="module")
 def fitted() -> SequentialCompositionalRetriever:
     return SequentialCompositionalRetriever.from_examples(ROWS, WordCounts(), language="functional", min_relevance=0.05)
-
-
-@pytest.fixture
-def retriever(fitted: SequentialCompositionalRetriever) -> SequentialCompositionalRetriever:
-    return copy.deepcopy(fitted)
 
 
 def test_only_what_is_relevant_gets_examples(retriever: SequentialCompositionalRetriever) -> None:
