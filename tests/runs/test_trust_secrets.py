@@ -7,8 +7,8 @@ import pytest
 import yaml
 from openai_server import OpenAIServer
 from rcr_trainer import cli
-from rcr_trainer.errors import HIDDEN, printable, redact, remember, remember_key, without_secrets
 from rcr_trainer.evaluation import stage
+from rcr_trainer.llm.redaction import HIDDEN, printable, redact, remember, remember_key, without_secrets
 from rcr_trainer.runs.layers import differences, hidden, load_config, to_yaml
 from rcr_trainer.settings import Settings
 

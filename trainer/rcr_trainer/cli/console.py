@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from itertools import groupby
 from typing import Any, NoReturn
 
-from rcr_trainer.errors import shown
+from rcr_trainer.llm.redaction import shown
 
 PROG = "rcr-train"
 USUAL = {

@@ -15,7 +15,7 @@ from email.utils import parsedate_to_datetime
 from typing import Any
 
 from langchain_rcr.errors import RCRError
-from rcr_trainer.errors import redact
+from rcr_trainer.llm.redaction import redact
 
 _LONGEST_MESSAGE = 300
 

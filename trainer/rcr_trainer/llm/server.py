@@ -21,8 +21,9 @@ from urllib.parse import parse_qsl, urlsplit
 
 from langchain_core.language_models import BaseLanguageModel
 
-from rcr_trainer.errors import HIDDEN, ConfigError, remember, remember_key, without_secrets
+from rcr_trainer.errors import ConfigError
 from rcr_trainer.llm.faults import FailedResponseError, MalformedResponseError, UnscoredError
+from rcr_trainer.llm.redaction import HIDDEN, remember, remember_key, without_secrets
 from rcr_trainer.llm.settings import ONE_ANSWER, LLMSettings
 
 LONGEST_BODY = 16 << 20

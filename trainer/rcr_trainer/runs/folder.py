@@ -36,7 +36,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from langchain_rcr.basics.extras import library_versions
 from langchain_rcr.basics.files import read_json, remove_abandoned, write_json, write_text
 from langchain_rcr.errors import CheckpointError
-from rcr_trainer.errors import ConfigError, redact
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.redaction import redact
 from rcr_trainer.runs.layers import SPENDING, differences, run_config, settings, to_yaml
 from rcr_trainer.settings import Settings
 

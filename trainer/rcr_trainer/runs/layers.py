@@ -26,7 +26,8 @@ from pydantic.fields import FieldInfo
 from langchain_rcr.basics.section import OneOf, explained, show
 from langchain_rcr.errors import RCRError
 from langchain_rcr.families import DEFAULT_FAMILY, Family, families, get_family
-from rcr_trainer.errors import HIDDEN, PLACES, ConfigError, redact, remember, without_secrets
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.redaction import HIDDEN, PLACES, redact, remember, without_secrets
 from rcr_trainer.settings import Settings
 
 PREFIX = "RCR_"

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 
 from langchain_rcr.families import get_family
 from rcr_trainer.baselines import get_baseline
-from rcr_trainer.errors import ConfigError, redact
+from rcr_trainer.errors import ConfigError
+from rcr_trainer.llm.redaction import redact
 from rcr_trainer.llm.settings import LLMSettings
 from rcr_trainer.runs.folder import Run
 from rcr_trainer.runs.tasks import compared
